@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "absl/strings/str_cat.h"
+#include "common/e3m0.h"
 #include "common/half_floats.h"
 
 namespace ps {
@@ -50,36 +51,65 @@ absl::Status Payload::Unpack() {
   if (absent_) {
     return absl::InvalidArgumentError(absl::StrCat(position_bytes_, " bytes of positions, though it is absent"));
   }
+  return has_positions() ? UnpackPositions() : UnpackBlocks();
+}
+
+absl::Status Payload::UnpackPositions() {
   auto sparse = std::make_shared<SparseValues>();
   const size_t count = position_bytes_ / sizeof(uint16_t);
-  if (position_bytes_ % sizeof(uint16_t) != 0 || bytes_ != count * WireBytes(type_)) {
+  if (position_bytes_ % sizeof(uint16_t) != 0 || bytes_ != WireBytes(type_, count)) {
     return absl::InvalidArgumentError(
         absl::StrCat(position_bytes_, " bytes of positions for ", bytes_, " bytes of values"));
   }
   sparse->positions.resize(count);
   sparse->values.resize(count);
   Payload(positions_, owner_).CopyTo(sparse->positions.data());
-  CopyFloatsTo(sparse->values.data());
+  CopyFloatsTo(sparse->values.data(), count);
   if (std::adjacent_find(sparse->positions.begin(), sparse->positions.end(), std::greater_equal<>()) !=
       sparse->positions.end()) {
     return absl::InvalidArgumentError("the positions do not ascend");
   }
   sparse_ = std::move(sparse);
-  pieces_.clear();
-  positions_.clear();
-  owner_.reset();
-  changeable_ = false;
+  Keep({}, nullptr);
   return absl::OkStatus();
+}
+
+absl::Status Payload::UnpackBlocks() {
+  const std::optional<size_t> count = E3m0Elements(bytes_);
+  if (!count.has_value()) return absl::InvalidArgumentError(absl::StrCat(bytes_, " bytes are no blocks of e3m0"));
+  const std::shared_ptr<float[]> values = std::make_shared_for_overwrite<float[]>(*count);
+  CopyFloatsTo(values.get(), *count);
+  Keep({BytesOf({values.get(), *count})}, values);
+  return absl::OkStatus();
+}
+
+void Payload::Keep(std::vector<Piece> floats, std::shared_ptr<const void> owner) {
+  pieces_ = std::move(floats);
+  bytes_ = pieces_.empty() ? bytes_ : pieces_.front().size();
+  owner_ = std::move(owner);
+  positions_.clear();
+  type_ = WireType::kFloat32;
+  changeable_ = false;
 }
 
 void Payload::CopyFloatsTo(float* destination) const {
   if (type_ == WireType::kFloat32) return CopyTo(destination);
-  constexpr size_t kBlock = 4096;  // Elements.
+  CopyFloatsTo(destination, bytes_ / WireBytes(type_));
+}
+
+void Payload::CopyFloatsTo(float* destination, size_t elements) const {
+  if (type_ == WireType::kFloat32) return CopyTo(destination);
+  constexpr size_t kBlock = 4096;  // Elements, whole blocks of e3m0.
+  static_assert(kBlock % kE3m0Block == 0);
   uint8_t scratch[kBlock * 2];
-  const size_t elements = bytes_ / WireBytes(type_);
   for (size_t begin = 0; begin < elements; begin += kBlock) {
     const size_t count = std::min(kBlock, elements - begin);
-    WidenHalf(Contiguous(2 * begin, 2 * count, scratch), count, type_, destination + begin, BestIsa());
+    const uint8_t* const from = Contiguous(WireBytes(type_, begin), WireBytes(type_, count), scratch);
+    if (type_ == WireType::kE3m0) {
+      DecodeE3m0(from, count, destination + begin);
+    } else {
+      WidenHalf(from, count, type_, destination + begin, BestIsa());
+    }
   }
 }
 

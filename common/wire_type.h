@@ -1,4 +1,4 @@
-// How floats are sent: in four bytes, or rounded to two; all of them, or the largest.
+// How floats are sent: in four bytes, rounded to two, or in four bits; all of them, or the largest.
 #pragma once
 
 #include <algorithm>
@@ -20,12 +20,14 @@ constexpr absl::string_view ToString(WireType type) {
       return "bfloat16";
     case WireType::kFloat16:
       return "float16";
+    case WireType::kE3m0:
+      return "e3m0";
   }
   return "of an unknown type";
 }
 
 constexpr std::optional<WireType> ParseWireType(absl::string_view name) {
-  for (const WireType type : {WireType::kFloat32, WireType::kBfloat16, WireType::kFloat16}) {
+  for (const WireType type : {WireType::kFloat32, WireType::kBfloat16, WireType::kFloat16, WireType::kE3m0}) {
     if (name == ToString(type)) return type;
   }
   return std::nullopt;
@@ -44,6 +46,12 @@ struct PushFormat {
     if (top_k == 0 || elements <= kWholeElements) return elements;
     return std::min(elements, (top_k * elements + kSliceElements - 1) / kSliceElements);
   }
+  // The bytes that a slice of so many elements takes: its positions, where not all are sent, and its values.
+  size_t Bytes(int64_t elements) const {
+    const int64_t sent = Sent(elements);
+    const size_t positions = sent < elements ? static_cast<size_t>(sent) * sizeof(uint16_t) : 0;
+    return positions + WireBytes(type, static_cast<size_t>(sent));
+  }
   bool is_float32() const { return type == WireType::kFloat32 && top_k == 0; }
 };
 
@@ -51,12 +59,16 @@ struct PushFormat {
 struct WireFormat {
   PushFormat pushes;
   WireType weights = WireType::kFloat32;
-  bool error_feedback = false;    // This and the next mean what they mean in JoinReply.
+  bool error_feedback = false;  // This and the next two mean what they mean in JoinReply.
+  float error_feedback_decay = 1;
   float momentum_correction = 0;  // With top_k.
   bool weights_delta = false;     // Servers send what has changed of weights.
 
-  // Pushes carry gradients rounded, and nothing is kept of what they do not carry.
-  bool only_rounds() const { return pushes.type != WireType::kFloat32 && pushes.top_k == 0 && !error_feedback; }
+  // Pushes carry each gradient rounded to two bytes, and nothing is kept of what they do not carry.
+  bool only_rounds() const {
+    const bool halves = pushes.type == WireType::kBfloat16 || pushes.type == WireType::kFloat16;
+    return halves && pushes.top_k == 0 && !error_feedback;
+  }
 };
 
 // How the elements of a tensor of this kind are sent: as `type`, or in pushes as `format`, if they are weights, and

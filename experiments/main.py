@@ -18,7 +18,18 @@ from experiments.page import mark_earlier, write_index, write_page
 from experiments.shared.processes import Stop
 
 # In the order in which `all` runs them, and the pages are listed.
-NAMES = ("digits", "hidden_layers", "function", "scaling", "processes", "products", "own_data", "links", "wire")
+NAMES = (
+    "digits",
+    "hidden_layers",
+    "function",
+    "scaling",
+    "processes",
+    "products",
+    "own_data",
+    "links",
+    "wire",
+    "slow_links",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -67,8 +67,9 @@ class ModelMemory {
     for (const TensorSpec& tensor : layout) {
       tensors_.push_back({.begin = bytes_, .format = PushFormatOf(tensor.kind, weights)});
       const int64_t whole = tensor.elements() / kSliceElements;
-      const size_t bytes = static_cast<size_t>(whole) * BytesOf(tensors_.back().format, kSliceElements) +
-                           BytesOf(tensors_.back().format, tensor.elements() % kSliceElements);
+      const PushFormat& format = tensors_.back().format;
+      const size_t bytes =
+          static_cast<size_t>(whole) * format.Bytes(kSliceElements) + format.Bytes(tensor.elements() % kSliceElements);
       bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
     }
   }
@@ -91,9 +92,9 @@ class ModelMemory {
     const Tensor& tensor = tensors_[slice.tensor];
     const auto before = static_cast<size_t>(slice.offset / kSliceElements);
     const auto sent = static_cast<size_t>(tensor.format.Sent(slice.elements));
-    return {.begin = tensor.begin + before * BytesOf(tensor.format, kSliceElements),
+    return {.begin = tensor.begin + before * tensor.format.Bytes(kSliceElements),
             .positions = tensor.format.Sent(slice.elements) < slice.elements ? sent * sizeof(uint16_t) : 0,
-            .values = sent * WireBytes(tensor.format.type),
+            .values = WireBytes(tensor.format.type, sent),
             .type = tensor.format.type};
   }
 
@@ -102,11 +103,6 @@ class ModelMemory {
     size_t begin;
     PushFormat format;
   };
-  // The bytes that a slice of so many elements takes.
-  static size_t BytesOf(const PushFormat& format, int64_t elements) {
-    const int64_t sent = format.Sent(elements);
-    return static_cast<size_t>(sent) * (WireBytes(format.type) + (sent < elements ? sizeof(uint16_t) : 0));
-  }
 
   const PushFormat weights_;
   std::vector<Tensor> tensors_;

@@ -132,6 +132,7 @@ v1::JoinReply MakeJoinReply(const JobState& job, const Member& member) {
   reply.set_weights_delta(job.options().wire.weights_delta);
   reply.set_momentum_correction(job.options().wire.momentum_correction);
   reply.set_error_feedback(job.options().wire.error_feedback);
+  reply.set_error_feedback_decay(job.options().wire.error_feedback_decay);
   reply.set_hands_out_runs(job.runs().hands_out());
   reply.set_resized_step(job.resized().step);
   reply.set_resized_samples(job.resized().samples);

@@ -137,6 +137,7 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
     PS_RETURN_IF_ERROR(own_data_.CheckKind(request.own_data()));
   }
   PS_RETURN_IF_ERROR(terms_.CheckSame(request));
+  PS_RETURN_IF_ERROR(CheckFeatures(request));
   if (!room) return absl::ResourceExhaustedError("too many workers are joining at once");
   if (std::count(cancelled_joins_.begin(), cancelled_joins_.end(), request.join_request_id()) > 0) {
     return absl::CancelledError("the worker cancelled its join");
@@ -181,6 +182,16 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
                options_.num_workers, member.incarnation,
                member.replaced.empty() ? "" : absl::StrCat(", and replaces ", member.replaced));
   return Joined{.member = member, .view = member.first_view};
+}
+
+absl::Status JobState::CheckFeatures(const v1::JoinRequest& request) const {
+  const auto& features = request.features();
+  if (options_.wire.error_feedback_decay != 1 &&
+      std::find(features.begin(), features.end(), "error_feedback_decay") == features.end()) {
+    return absl::FailedPreconditionError(absl::StrCat("--error_feedback_decay=", options_.wire.error_feedback_decay,
+                                                      ": the worker's client is of an earlier release, without it"));
+  }
+  return absl::OkStatus();
 }
 
 std::string JobState::ChooseName() {

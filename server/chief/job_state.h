@@ -255,6 +255,8 @@ class JobState {
   void AddOwnData(uint32_t rank, const v1::DataSummary& data);
   // One that no member has.
   std::string ChooseName();
+  // FAILED_PRECONDITION, with the flag, if the worker lacks what the job needs (JoinRequest.features).
+  absl::Status CheckFeatures(const v1::JoinRequest& request) const;
   // If the last member leaves before the job runs, model and experiment are reset.
   void RemoveMember(const Member& member);
   void LoseMember(const Member& member, const std::string& why, TimePoint now);

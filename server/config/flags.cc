@@ -139,9 +139,10 @@ ABSL_FLAG(
 ABSL_FLAG(std::string, stream, ps::ServerOptions().stream,
           "when slices of the next version leave over gRPC before it is committed: auto (unless a worker of this host "
           "pushes, too: its pushes go first), always, or never");
-ABSL_FLAG(
-    std::string, wire_dtype, ps::ServerOptions().wire_dtype,
-    "how workers send gradients: float32, bfloat16 or float16 (rounded to the nearest; servers add up in float32)");
+ABSL_FLAG(std::string, wire_dtype, ps::ServerOptions().wire_dtype,
+          "how workers send gradients and differences: float32, bfloat16 or float16 (rounded to the nearest), or e3m0 "
+          "(four bits "
+          "and a scale for each 256 values; for differences of weights); servers add up in float32");
 ABSL_FLAG(std::string, weights_wire_dtype, ps::ServerOptions().weights_wire_dtype,
           "how servers send weights: float32, bfloat16 or float16 (rounded to the nearest; servers keep float32)");
 ABSL_FLAG(std::string, compress, ps::ServerOptions().compress,
@@ -153,8 +154,10 @@ ABSL_FLAG(float, momentum_correction, ps::ServerOptions().momentum_correction,
           "with --compress: workers apply momentum of this factor before they compress (Deep Gradient Compression)");
 ABSL_FLAG(bool, error_feedback, false,
           "with --wire_dtype: workers keep what rounding takes away, and add it to the gradient that they push next; "
-          "always with "
-          "--compress");
+          "always with --compress");
+ABSL_FLAG(float, error_feedback_decay, ps::ServerOptions().error_feedback_decay,
+          "with error feedback: what a worker has kept is multiplied by this before it is added to what it pushes next "
+          "(SparseLoCo: 0.95)");
 ABSL_FLAG(
     bool, long_links, false,
     "what may be on its way on a connection grows with its link's delay; for round trips of some milliseconds and "
@@ -250,6 +253,7 @@ ServerOptions ServerOptionsFromFlags() {
   options.compress = absl::GetFlag(FLAGS_compress);
   options.weights_delta = absl::GetFlag(FLAGS_weights_delta);
   options.momentum_correction = absl::GetFlag(FLAGS_momentum_correction);
+  options.error_feedback_decay = absl::GetFlag(FLAGS_error_feedback_decay);
   options.error_feedback = absl::GetFlag(FLAGS_error_feedback);
   options.long_links = absl::GetFlag(FLAGS_long_links);
   options.apply_threads = absl::GetFlag(FLAGS_apply_threads);

@@ -93,14 +93,24 @@ std::string CanonicalCompress(const std::string& text) {
 void CheckWireFormat(const ServerOptions& options, Problems& problems) {
   for (const auto& [flag, name] :
        {std::pair("wire_dtype", options.wire_dtype), std::pair("weights_wire_dtype", options.weights_wire_dtype)}) {
-    problems.Check(ParseWireType(name).has_value(), absl::StrCat("--", flag, "=", Printable(name, kMaxNameBytes),
-                                                                 ": expected float32, bfloat16 or float16"));
+    const std::optional<WireType> type = ParseWireType(name);
+    problems.Check(type.has_value(), absl::StrCat("--", flag, "=", Printable(name, kMaxNameBytes),
+                                                  ": expected float32, bfloat16 or float16",
+                                                  flag == absl::string_view("wire_dtype") ? ", or e3m0" : ""));
   }
+  problems.Check(ParseWireType(options.weights_wire_dtype) != WireType::kE3m0,
+                 "--weights_wire_dtype=e3m0: only pushes are sent so; weights need more bits (bfloat16)");
   const absl::StatusOr<uint32_t> top_k = ParseCompress(options.compress);
   problems.Check(top_k.status());
   const bool compresses = !top_k.ok() || *top_k > 0;
   problems.Check(!options.error_feedback || compresses || options.wire_dtype != ToString(WireType::kFloat32),
                  "--error_feedback: has no meaning with --wire_dtype=float32, which loses nothing");
+  const float decay = options.error_feedback_decay;
+  problems.Check(decay > 0 && decay <= 1,
+                 absl::StrCat("--error_feedback_decay=", decay, ": expected above 0 and at most 1"));
+  problems.Check(decay == 1 || options.error_feedback || compresses,
+                 absl::StrCat("--error_feedback_decay=", decay,
+                              ": has no meaning without --error_feedback or --compress=topk:FRACTION"));
   const float momentum = options.momentum_correction;
   problems.Check(momentum >= 0 && momentum < 1,
                  absl::StrCat("--momentum_correction=", momentum, ": expected at least 0 and less than 1"));
@@ -133,6 +143,7 @@ WireFormat WireFormatOf(const ServerOptions& options) {
   return {.pushes = {.type = *ParseWireType(options.wire_dtype), .top_k = top_k},
           .weights = *ParseWireType(options.weights_wire_dtype),
           .error_feedback = options.error_feedback || top_k > 0,
+          .error_feedback_decay = options.error_feedback_decay,
           .momentum_correction = options.momentum_correction,
           .weights_delta = options.weights_delta};
 }
@@ -200,6 +211,7 @@ std::map<std::string, std::string> SharedSettings(const ServerOptions& options) 
   settings["error_feedback"] = WireFormatOf(options).error_feedback ? "true" : "false";
   settings["compress"] = CanonicalCompress(options.compress);
   settings["weights_delta"] = options.weights_delta ? "true" : "false";
+  settings["error_feedback_decay"] = ExactText(options.error_feedback_decay);
   settings["momentum_correction"] = ExactText(options.momentum_correction);
   settings["num_shards"] = absl::StrCat(options.num_shards);
   return settings;

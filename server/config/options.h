@@ -59,9 +59,10 @@ struct ServerOptions {
   int max_versions = 4;                // Buffers of weights.
   std::string stream = "auto";         // Or always or never: slices leave before their version is committed.
   bool long_links = false;             // Windows grow with the delay of links.
-  std::string wire_dtype = "float32";  // Pushes carry weights so: float32, bfloat16 or float16.
+  std::string wire_dtype = "float32";  // Pushes carry weights so: float32, bfloat16, float16 or e3m0.
   std::string weights_wire_dtype = "float32";  // Replies carry weights so.
   bool error_feedback = false;                 // Workers keep what rounding takes away.
+  float error_feedback_decay = 1;              // With error feedback: so much of it is added to the next push.
   std::string compress = "none";               // Or topk:FRACTION, of the elements that pushes carry of weights.
   bool weights_delta = false;                  // With topk: servers send what has changed of weights.
   float momentum_correction = 0;               // With topk: workers apply this momentum, before they compress.

@@ -125,6 +125,8 @@ void Reduce(std::span<const GradientTerm> terms, size_t begin, size_t elements, 
       return ReduceAs<HalfElement<Bfloat16>>(terms, begin, elements, isa, sum);
     case WireType::kFloat16:
       return ReduceAs<HalfElement<Float16>>(terms, begin, elements, isa, sum);
+    case WireType::kE3m0:
+      break;  // It was unpacked when it arrived.
   }
 }
 

@@ -9,9 +9,9 @@ namespace {
 
 // That these are the job's type of elements, and some of them where only some are sent.
 absl::Status CheckForm(const Payload& payload, const PushFormat& format, int64_t elements) {
-  if (payload.type() != format.type) {
+  if (payload.sent_as() != format.type) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "its elements are ", ToString(payload.type()), ", expected ", ToString(format.type),
+        "its elements are ", ToString(payload.sent_as()), ", expected ", ToString(format.type),
         format.type == WireType::kFloat32 ? "" : absl::StrCat(" (--wire_dtype=", ToString(format.type), ")")));
   }
   const auto sent = static_cast<size_t>(format.Sent(elements));
@@ -41,7 +41,9 @@ ShardLayout::ShardLayout(Layout model, uint32_t shard, uint32_t num_shards, cons
     const PushFormat format = PushFormatOf(plan_.layout()[info.tensor].kind, pushes);
     const auto sent = static_cast<uint64_t>(format.Sent(info.elements));
     const bool sparse = format.Sent(info.elements) < info.elements;
-    pushed_bytes_ += sent * (sparse ? sizeof(float) + sizeof(uint16_t) : WireBytes(format.type));
+    const bool unpacked = sparse || format.type == WireType::kE3m0;
+    pushed_bytes_ +=
+        sent * (unpacked ? sizeof(float) : WireBytes(format.type)) + (sparse ? sent * sizeof(uint16_t) : 0);
   }
   for (size_t local = 0; local < mine.size(); ++local) local_[mine[local]] = static_cast<int32_t>(local);
 }
@@ -63,10 +65,10 @@ absl::StatusOr<size_t> ShardLayout::LocalIndex(const ReceivedSlice& received, Of
       !form.ok()) {
     return Annotate(form, absl::StrCat("slice ", received.index, " of tensor ", tensor.name));
   }
-  const size_t expected = absent ? 0 : static_cast<size_t>(info.elements) * WireBytes(format.type);
-  if (received.payload.sparse() == nullptr && received.payload.bytes() != expected) {
+  const size_t expected = absent ? 0 : WireBytes(format.type, static_cast<size_t>(info.elements));
+  if (received.payload.sparse() == nullptr && received.payload.sent_bytes() != expected) {
     return absl::InvalidArgumentError(absl::StrCat("slice ", received.index, " of tensor ", tensor.name, ": ",
-                                                   received.payload.bytes(), " bytes, expected ", expected,
+                                                   received.payload.sent_bytes(), " bytes, expected ", expected,
                                                    absent ? ", as it is absent" : ""));
   }
   return static_cast<size_t>(local_[received.index]);

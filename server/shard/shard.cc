@@ -15,10 +15,10 @@ constexpr int kMostBuiltInARow = 8;
 // A worker maps no more of a server's buffers (worker/link/local_shard_link.cc).
 constexpr size_t kMostViewed = 60;
 
-// Copies what is read of slices that have positions: it is the shard's from now on.
+// Copies what is read of slices that are packed: it is the shard's from now on.
 absl::Status UnpackSlices(const v1::PushRequest& header, std::vector<ReceivedSlice>& slices) {
   for (ReceivedSlice& slice : slices) {
-    if (!slice.payload.has_positions()) continue;
+    if (!slice.payload.is_packed()) continue;
     PS_RETURN_IF_ERROR(Annotate(slice.payload.Unpack(), absl::StrCat("rank ", header.id().rank(), ", step ",
                                                                      header.step(), ": slice ", slice.index)));
   }

@@ -93,7 +93,7 @@ absl::StatusOr<Measurement> Bench::Run() {
   server_options.num_workers = options_.workers;
   server_options.num_shards = options_.servers;
   options_.wire.Set(server_options);
-  server_options.hyperparameters = {.learning_rate = kKnownLearningRate, .momentum = 0, .weight_decay = 0};
+  server_options.hyperparameters = {.learning_rate = kKnownRate, .momentum = 0, .weight_decay = 0};
   absl::StatusOr<std::vector<std::unique_ptr<Server>>> servers = StartBenchServers(server_options, options_.transport);
   if (!servers.ok()) return servers.status();
   servers_ = *std::move(servers);
@@ -129,8 +129,7 @@ void AddInMemory(size_t bytes, int repeats, std::vector<Measurement>& rows) {
   const OptimizerBlock block = {
       .elements = from.size(), .gradient = from.data(), .weights = to.data(), .new_weights = to.data()};
   rows.push_back(Measure("SGD in place, one thread", repeats, moved, [&] {
-    sgd->Apply(block, {.hyperparameters = {.learning_rate = kKnownLearningRate, .momentum = 0, .weight_decay = 0}},
-               BestIsa());
+    sgd->Apply(block, {.hyperparameters = {.learning_rate = kKnownRate, .momentum = 0, .weight_decay = 0}}, BestIsa());
   }));
 }
 

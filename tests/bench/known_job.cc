@@ -55,21 +55,26 @@ void FillKnownGradients(uint32_t rank, const MutableTensors& gradients) {
   Fill(gradients, [&](size_t element) { return GradientAt(rank, element); });
 }
 
-KnownWeights::KnownWeights(const Layout& layout, uint32_t workers, const WireFormat& format)
-    : plan_(layout, 1), workers_(workers), format_(format) {
+KnownWeights::KnownWeights(const Layout& layout, uint32_t workers, const WireFormat& format, PushContribution pushed)
+    : plan_(layout, 1),
+      workers_(workers),
+      format_(format),
+      rate_(pushed == PushContribution::kGradient ? -kKnownRate : kKnownRate) {
   size_t elements = 0;
   for (const TensorSpec& tensor : layout) {
     begins_.push_back(elements);
     elements += static_cast<size_t>(tensor.elements());
   }
-  if (format_.pushes.top_k == 0) elements = kPeriod;
+  // Two bytes hold the gradients as they are.
+  const bool exact = format_.pushes.top_k == 0 && format_.pushes.type != WireType::kE3m0;
+  if (exact) elements = kPeriod;
   for (size_t i = 0; i < elements; ++i) expected_.push_back(InitialAt(i));
-  if (format_.pushes.top_k == 0) return;
+  if (exact) return;
   for (uint32_t rank = 0; rank < workers_; ++rank) {
     Rank& made = ranks_.emplace_back();
     for (size_t i = 0; i < elements; ++i) made.gradient.push_back(GradientAt(rank, i));
     made.sent = *SharedTensors::CreateOwn(layout, format_.pushes);
-    made.residuals = std::make_unique<Residuals>(plan_, false);
+    if (format_.error_feedback) made.residuals = std::make_unique<Residuals>(plan_, false);
   }
 }
 
@@ -80,7 +85,7 @@ void KnownWeights::AdvanceTo(uint64_t steps) {
       for (size_t i = 0; i < kPeriod; ++i) {
         float mean = 0;
         for (uint32_t rank = 0; rank < workers_; ++rank) mean += Coefficient(1, workers_) * GradientAt(rank, i);
-        expected_[i] -= kKnownLearningRate * mean;
+        expected_[i] += rate_ * mean;
       }
       continue;
     }
@@ -88,24 +93,28 @@ void KnownWeights::AdvanceTo(uint64_t steps) {
       std::vector<float> sum(static_cast<size_t>(info.elements), 0.0F);
       for (Rank& rank : ranks_) AddSlice(info, rank, sum);
       float* const weights = expected_.data() + begins_[info.tensor] + info.offset;
-      for (size_t i = 0; i < sum.size(); ++i) weights[i] -= kKnownLearningRate * sum[i];
+      for (size_t i = 0; i < sum.size(); ++i) weights[i] += rate_ * sum[i];
     }
-    for (Rank& rank : ranks_) rank.residuals->Commit(0, steps_, plan_.shard_slices(0));
+    for (Rank& rank : ranks_) {
+      if (rank.residuals != nullptr) rank.residuals->Commit(0, steps_, plan_.shard_slices(0));
+    }
   }
 }
 
 void KnownWeights::AddSlice(const SliceInfo& info, Rank& rank, std::vector<float>& sum) const {
   const float* const gradient = rank.gradient.data() + begins_[info.tensor] + info.offset;
-  ps::Check(EncodeSlice(gradient, info, *rank.sent, rank.residuals.get(), 0), "the gradients are finite");
+  ps::Check(EncodeSlice(gradient, info, *rank.sent, rank.residuals.get(), 0, 1), "the gradients are finite");
   const ModelMemory::Place place = rank.sent->model().slice(info);
   const Piece bytes = Piece(rank.sent->bytes()).subspan(place.begin, place.positions + place.values);
   Payload payload({bytes.subspan(place.positions)}, nullptr);
   payload.set_type(place.type);
-  std::vector<float> values(place.values / WireBytes(place.type));
+  if (payload.is_packed()) ps::Check(payload.Unpack().ok(), "what was encoded is whole");
+  std::vector<float> values(payload.bytes() / WireBytes(payload.type()));
   payload.CopyFloatsTo(values.data());
   std::vector<uint16_t> positions(place.positions / sizeof(uint16_t));
   std::memcpy(positions.data(), bytes.data(), place.positions);
-  for (size_t i = 0; i < values.size(); ++i) {
+  const auto sent = static_cast<size_t>(rank.sent->model().weights().Sent(info.elements));
+  for (size_t i = 0; i < sent; ++i) {
     sum[place.sparse() ? positions[i] : i] += Coefficient(1, workers_) * values[i];
   }
 }

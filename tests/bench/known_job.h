@@ -15,19 +15,20 @@
 
 namespace ps {
 
-// The learning rate of the job's servers, whose optimizer is plain sgd, in bsp.
-inline constexpr float kKnownLearningRate = 1.0F / 1024;
+// The rate of the job's servers, whose optimizer is plain sgd: in bsp the learning rate, in diloco the outer one.
+inline constexpr float kKnownRate = 1.0F / 1024;
 
 // Sends the initial values, from memory that is not needed later; the weights come back into `weights`.
 absl::Status StartKnownJob(Client& client, const Layout& layout, const MutableTensors& weights);
 
-// What a worker of this rank pushes in every step.
+// What a worker of this rank pushes in every step, as a gradient or a difference.
 void FillKnownGradients(uint32_t rank, const MutableTensors& gradients);
 
 // What the weights of such a job are.
 class KnownWeights {
  public:
-  KnownWeights(const Layout& layout, uint32_t workers, const WireFormat& format);
+  KnownWeights(const Layout& layout, uint32_t workers, const WireFormat& format,
+               PushContribution pushed = PushContribution::kGradient);
 
   // INTERNAL, with the first that is not, unless all weights, as a push brings them, are what so many steps make of
   // them, to the bit. Steps never decrease from call to call.
@@ -47,6 +48,7 @@ class KnownWeights {
   const SlicePlan plan_;
   const uint32_t workers_;
   const WireFormat format_;
+  const float rate_;  // Of the mean of what is pushed so much is added to weights.
   uint64_t steps_ = 0;
   std::vector<size_t> begins_;   // Where each tensor begins in the model, in elements.
   std::vector<float> expected_;  // Every element's value; where all are sent, the values of one period.

@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "common/clock.h"
 #include "common/program.h"
+#include "common/slices.h"
 #include "common/status.h"
 #include "tests/bench/child_process.h"
 #include "tests/bench/known_job.h"
@@ -37,7 +38,24 @@ struct Placement {
   bool colocated = false;  // Server k on the host of worker k; otherwise on a host behind those of the workers.
 };
 
-std::vector<Placement> Placements(uint32_t workers) {
+// The time that the fullest link needs for the bytes of an exchange, in the direction that has more of them.
+double LeastSeconds(const LinkBenchOptions& options, const Placement& placement) {
+  constexpr auto kSlice = static_cast<size_t>(kSliceElements);
+  constexpr double kFloats = WireBytes(WireType::kFloat32, kSlice);
+  const WireFormat format = options.wire.Format();
+  const double up = static_cast<double>(format.pushes.Bytes(kSliceElements)) / kFloats;
+  const double down = static_cast<double>(WireBytes(format.weights, kSlice)) / kFloats;
+  const double servers = std::max(1.0, static_cast<double>(options.workers) / placement.servers);
+  return servers * std::max(up, down) * OnceSeconds(options);
+}
+
+std::vector<Placement> Placements(const LinkBenchOptions& options) {
+  const uint32_t workers = options.workers;
+  if (options.rounds.has_value()) {
+    const uint32_t servers = options.rounds->servers;
+    return {{absl::StrCat(servers, servers == 1 ? " server" : " servers", ", rounds of ", options.rounds->local_steps),
+             servers, false}};
+  }
   std::vector<Placement> found = {{absl::StrCat(workers, " servers on hosts of their own"), workers, false},
                                   {absl::StrCat(workers, " servers on the workers' hosts"), workers, true}};
   if (workers / 2 > 1) found.push_back({absl::StrCat(workers / 2, " servers"), workers / 2, false});
@@ -67,6 +85,11 @@ class LinkJob {
     for (const auto& worker : workers_) PS_RETURN_IF_ERROR(worker->Wait());
     for (const auto& server : servers_) PS_RETURN_IF_ERROR(server->Wait());
     LinkRow row = {.times = Summarize(placement_.name + options_.wire.Text(), seconds, 0), .processors = busy};
+    if (options_.rounds.has_value()) {
+      const double computes_s = Seconds(options_.rounds->length());
+      row.utilisation = computes_s / row.times.p50_s;
+      row.utilisation_by_bytes = computes_s / (computes_s + LeastSeconds(options_, placement_));
+    }
     for (size_t link = 0; link < std::min(carried.size(), carried_before.size()); ++link) {
       const double bytes = static_cast<double>(carried[link] - carried_before[link]);
       row.carried = std::max(row.carried, bytes / options_.repeats / static_cast<double>(options_.bytes));
@@ -87,14 +110,24 @@ class LinkJob {
 
   absl::Status StartServer(uint32_t shard) {
     const std::vector<std::string> on = hosts_.On(HostOf(shard));
-    const double longest_s = 10 + 4 * options_.workers * OnceSeconds(options_);
-    std::vector<std::string> flags = {
-        "--listen=" + AddressOf(shard, kServerPort), "--advertise=" + Advertised(shard), "--insecure",
-        "--shared_memory=off", LongLinksFlag(),
-        // Heartbeats and pings wait behind the first weights, which go to all at once.
-        absl::StrFormat("--lease=%.0fs", longest_s), absl::StrFormat("--reconnect_grace=%.0fs", longest_s),
-        absl::StrCat("--num_workers=", options_.workers), absl::StrCat("--num_shards=", placement_.servers),
-        absl::StrCat("--shard=", shard), absl::StrFormat("--learning_rate=%.9g", kKnownLearningRate)};
+    std::vector<std::string> flags = {"--listen=" + AddressOf(shard, kServerPort),
+                                      "--advertise=" + Advertised(shard),
+                                      "--insecure",
+                                      "--shared_memory=off",
+                                      LongLinksFlag(),
+                                      absl::StrCat("--num_workers=", options_.workers),
+                                      absl::StrCat("--num_shards=", placement_.servers),
+                                      absl::StrCat("--shard=", shard)};
+    if (options_.rounds.has_value()) {
+      flags.insert(flags.end(), {"--mode=diloco", absl::StrCat("--local_steps=", options_.rounds->local_steps),
+                                 "--outer_optimizer=sgd", absl::StrFormat("--outer_lr=%.9g", kKnownRate)});
+    } else {
+      // Heartbeats and pings wait behind the first weights, which go to all at once.
+      const double longest_s = 10 + 4 * options_.workers * OnceSeconds(options_);
+      flags.insert(flags.end(),
+                   {absl::StrFormat("--lease=%.0fs", longest_s), absl::StrFormat("--reconnect_grace=%.0fs", longest_s),
+                    absl::StrFormat("--learning_rate=%.9g", kKnownRate)});
+    }
     for (const std::string& flag : options_.wire.Flags()) flags.push_back(flag);
     if (shard > 0) flags.push_back("--chief=" + Advertised(0));
     // The delay line is on the server's host, so that all peers seem to be.
@@ -114,9 +147,14 @@ class LinkJob {
     for (const std::string& each :
          {"--server=" + Advertised(0), absl::StrCat("--bytes=", options_.bytes),
           absl::StrCat("--workers=", options_.workers), absl::StrCat("--repeats=", options_.repeats),
-          "--op=" + options_.op, LongLinksFlag(), std::string("link_worker"), absl::StrCat(rank)}) {
+          "--op=" + options_.op, LongLinksFlag()}) {
       arguments.push_back(each);
     }
+    if (options_.rounds.has_value()) {
+      arguments.insert(arguments.end(), {"--mode=diloco", absl::StrCat("--local_steps=", options_.rounds->local_steps),
+                                         absl::StrCat("--compute=", options_.rounds->compute.count(), "ns")});
+    }
+    arguments.insert(arguments.end(), {"link_worker", absl::StrCat(rank)});
     return Start("ps_bench", arguments, hosts_.On(rank), workers_);
   }
 
@@ -188,19 +226,33 @@ absl::Status AddMpi(const LinkBenchOptions& options, const LabHosts& hosts, std:
 
 absl::Status MeasureLinks(const LinkBenchOptions& options, const LabHosts& hosts, std::vector<LinkRow>& rows) {
   // What ranks add up comes back to them: of that there is no half.
-  if (options.delay.count() == 0 && options.op == "push_pull") PS_RETURN_IF_ERROR(AddMpi(options, hosts, rows));
+  const bool sums = options.op == "push_pull" && !options.rounds.has_value();
+  if (options.delay.count() == 0 && sums) PS_RETURN_IF_ERROR(AddMpi(options, hosts, rows));
   double best_mpi_s = 0;
   for (const LinkRow& row : rows) {
     best_mpi_s = best_mpi_s == 0 ? row.times.p50_s : std::min(best_mpi_s, row.times.p50_s);
   }
   for (LinkRow& row : rows) row.against_mpi = best_mpi_s / row.times.p50_s;
-  for (const Placement& placement : Placements(options.workers)) {
+  for (const Placement& placement : Placements(options)) {
     absl::StatusOr<LinkRow> row = LinkJob(options, hosts, placement).Run();
     if (!row.ok()) return row.status();
     row->against_mpi = best_mpi_s / row->times.p50_s;
     rows.push_back(*std::move(row));
   }
   return absl::OkStatus();
+}
+
+std::string RoundsTable(const std::vector<LinkRow>& rows) {
+  std::string text =
+      "| what                                                         |     p50 s | utilisation | by the bytes |  "
+      "ratio |\n"
+      "|:-------------------------------------------------------------|----------:|------------:|-------------:|-------"
+      ":|\n";
+  for (const LinkRow& row : rows) {
+    text += absl::StrFormat("| %-60s | %9.3f | %11.3f | %12.3f | %6.3f |\n", row.times.name, row.times.p50_s,
+                            row.utilisation, row.utilisation_by_bytes, row.utilisation / row.utilisation_by_bytes);
+  }
+  return text;
 }
 
 }  // namespace
@@ -219,6 +271,7 @@ absl::Status RunLinkBench(const LinkBenchOptions& options, std::vector<LinkRow>&
 }
 
 std::string LinkTable(const std::vector<LinkRow>& rows) {
+  if (!rows.empty() && rows.front().utilisation > 0) return RoundsTable(rows);
   std::string text =
       "| what                               |    p50 ms |    p99 ms | models | carried | processors | x MPI |\n"
       "|:-----------------------------------|----------:|----------:|-------:|--------:|-----------:|------:|\n";

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,15 @@ struct LinkBenchOptions {
   WireOptions wire;
   std::string op = "push_pull";  // Or push.
   int repeats = 0;
+  // Set: in place of bsp, with all its rows, diloco with a barrier, on so many servers on hosts of their own.
+  struct Rounds {
+    uint32_t servers = 0;
+    uint32_t local_steps = 0;
+    std::chrono::nanoseconds compute{0};  // Of a local step, which workers idle.
+
+    std::chrono::nanoseconds length() const { return local_steps * compute; }
+  };
+  std::optional<Rounds> rounds;
 };
 
 struct LinkRow {
@@ -32,13 +42,18 @@ struct LinkRow {
   double processors = 0;  // That servers and workers, or ranks, kept busy together; without what the kernel does for no
                           // process, and delays.
   double against_mpi = 0;  // Time of MPI's best row over the median; 0: there is none.
+  // Of rounds: the share of the time that workers compute, and what it would be if an exchange took no longer than the
+  // fullest link needs for its bytes, in the direction that has more of them.
+  double utilisation = 0;
+  double utilisation_by_bytes = 0;
 };
 
 // MPI_Allreduce with Open MPI's own choice and with four of its algorithms; and bsp with sgd, with as many servers as
 // workers, on hosts of their own and on the workers', half as many, and one; ranks, workers and servers are processes
-// of their own, and shared memory is off. The weights that come of each job are checked. NOT_FOUND, with the reason,
-// where this machine has no such hosts. SIGINT and SIGTERM end the process, which takes seconds, and leave no host
-// behind. `rows` get what was measured, also before an error.
+// of their own, and shared memory is off. Or a job of long rounds, whose leases are the servers' default: that no
+// heartbeat waits too long behind a model is part of what is shown. The weights that come of each job are checked.
+// NOT_FOUND, with the reason, where this machine has no such hosts. SIGINT and SIGTERM end the process, which takes
+// seconds, and leave no host behind. `rows` get what was measured, also before an error.
 absl::Status RunLinkBench(const LinkBenchOptions& options, std::vector<LinkRow>& rows);
 
 std::string LinkTable(const std::vector<LinkRow>& rows);

@@ -2,6 +2,7 @@
 
 #include <iostream>
 #include <string>
+#include <thread>
 
 #include "absl/strings/str_format.h"
 #include "common/clock.h"
@@ -31,6 +32,10 @@ absl::Status AwaitLine() {
   return std::getline(std::cin, line) ? absl::OkStatus() : absl::AbortedError("nobody says to go on");
 }
 
+PushContribution Pushed(const LinkWorkerOptions& options) {
+  return options.round.has_value() ? PushContribution::kWeightDifference : PushContribution::kGradient;
+}
+
 absl::Status TakeSteps(const LinkWorkerOptions& options, const Layout& layout, Client& client) {
   const absl::StatusOr<TensorMemory> gradients = client.GradientBuffers();
   if (!gradients.ok()) return gradients.status();
@@ -46,7 +51,8 @@ absl::Status TakeSteps(const LinkWorkerOptions& options, const Layout& layout, C
       PS_RETURN_IF_ERROR(AwaitLine());
       last = Now();
     }
-    const PushInfo push = {.step = step, .version = step, .samples = 1};
+    if (options.round.has_value()) std::this_thread::sleep_for(*options.round);
+    const PushInfo push = {.step = step, .version = step, .samples = 1, .contribution = Pushed(options)};
     const auto result = options.op == "push" ? client.Push(push, gradients->Read())
                                              : client.PushPull(push, gradients->Read(), weights->tensors);
     if (!result.ok()) return result.status();
@@ -59,7 +65,7 @@ absl::Status TakeSteps(const LinkWorkerOptions& options, const Layout& layout, C
     const auto pulled = client.Pull(weights->tensors, step);
     if (!pulled.ok()) return pulled.status();
   }
-  return KnownWeights(layout, options.workers, options.wire.Format()).Check(weights->Read(), step);
+  return KnownWeights(layout, options.workers, options.wire.Format(), Pushed(options)).Check(weights->Read(), step);
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 // A worker of ps_bench link, on a host of its own.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -18,11 +20,13 @@ struct LinkWorkerOptions {
   bool long_links = false;
   WireOptions wire;              // The servers'.
   std::string op = "push_pull";  // Or push.
+  // In diloco: a worker idles for so long before each exchange, as if it computed, and pushes differences.
+  std::optional<std::chrono::nanoseconds> round;
 };
 
-// Exchanges everything in each step of a known job (known_job.h), without computing anything. Prints "begin" when it is
-// warm, and waits for a line on stdin; then each repeat's seconds, from the end of the one before to its own, one a
-// line; and "end". Then it waits, still a member of the job, for another line, and leaves. The last weights are
+// Exchanges everything in each step of a known job (known_job.h); what it would compute it idles. Prints "begin" when
+// it is warm, and waits for a line on stdin; then each repeat's seconds, from the end of the one before to its own, one
+// a line; and "end". Then it waits, still a member of the job, for another line, and leaves. The last weights are
 // checked; a difference is an error. ABORTED where stdin ends instead.
 absl::Status RunLinkWorker(const LinkWorkerOptions& options);
 

@@ -48,7 +48,7 @@ ABSL_FLAG(std::string, dir, "/tmp", "faults: where checkpoints are written, in a
 ABSL_FLAG(std::vector<std::string>, workers, {"1"},
           "exchange, join, link: number of workers; train: measures 1 up to this many; crowd: numbers to be measured, "
           "10,100,1000, say");
-ABSL_FLAG(uint32_t, servers, 1, "crowd, exchange, join, train: number of servers");
+ABSL_FLAG(uint32_t, servers, 1, "crowd, exchange, join, train, link with --mode=diloco: number of servers");
 ABSL_FLAG(uint32_t, tensors, 1000, "crowd: tensors of the model, each of one element");
 ABSL_FLAG(uint32_t, burst, 1, "crowd: so many workers join at the same time, and then the next ones");
 ABSL_FLAG(std::string, op, "push_pull", "exchange: push, pull or push_pull; link: push or push_pull");
@@ -69,10 +69,15 @@ ABSL_FLAG(bool, long_links, false, "link: servers and workers run with this flag
 ABSL_FLAG(std::string, server, "", "network: the server to measure, started with --num_workers=1");
 ABSL_FLAG(std::string, model, "mlp:784,512,512,10", "train: the network");
 ABSL_FLAG(int64_t, batch_size, 128, "train: batch size per worker");
-ABSL_FLAG(std::string, mode, "bsp",
-          "train: bsp, asp, ssp, local_sgd, diloco or easgd, with the defaults of their flags; crowd: bsp or asp");
+ABSL_FLAG(
+    std::string, mode, "bsp",
+    "train: bsp, asp, ssp, local_sgd, diloco or easgd, with the defaults of their flags; crowd: bsp or asp; link: bsp "
+    "or diloco");
 ABSL_FLAG(std::optional<uint32_t>, local_steps, std::nullopt,
-          "train with --mode=local_sgd, diloco or easgd: batches between two exchanges; default: the mode's");
+          "train with --mode=local_sgd, diloco or easgd, link with diloco: batches between two exchanges; default: the "
+          "mode's");
+ABSL_FLAG(absl::Duration, compute, absl::Milliseconds(50),
+          "link with --mode=diloco: what a local step takes; workers idle for so long");
 ABSL_FLAG(int64_t, steps, 0, "train, crowd: steps per worker; 0: 300 and 10");
 ABSL_FLAG(std::string, device, "cpu", "train: cpu, cuda, cuda:I or auto; gemm: a comma-separated list of them");
 ABSL_FLAG(std::string, math, "float32",
@@ -202,32 +207,40 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
   const bool link = command == "link";
   const bool sends = link || command == "exchange";
   const bool rounds = sends || command == "train";
+  const std::string mode = absl::GetFlag(FLAGS_mode);
+  const bool diloco = mode == "diloco";
+  problems.Check(!link || diloco || mode == "bsp", absl::StrCat("--mode=", mode, ": link measures bsp and diloco"));
+  const absl::Duration compute = absl::GetFlag(FLAGS_compute);
+  problems.Check(compute > absl::ZeroDuration() && compute <= absl::Minutes(1),
+                 "--compute: expected above 0 and at most 1m");
   problems.Check(!link || absl::GetFlag(FLAGS_op) != "pull", "--op: expected push or push_pull for link");
   problems.Check(CheckWire());
   // Only exchange and link have an --op; other commands push and pull.
   const std::string op = sends ? absl::GetFlag(FLAGS_op) : "push_pull";
   const std::string why = absl::StrCat("--op=", op, " does not send that");
-  problems.Check(
-      CheckIdleFlags(line, {{"bytes", many, "--layout=many has a size of its own"},
-                            {"servers", link, "link measures several numbers of servers"},
-                            {"transport", link, "link measures TCP"},
-                            {"wire_dtype", !rounds, "only exchange, link and train have it"},
-                            {"weights_wire_dtype", !rounds, "only exchange, link and train have it"},
-                            {"compress", !sends, "only exchange and link have it"},
-                            {"error_feedback", !rounds, "only exchange, link and train have it"},
-                            {"weights_delta", !sends, "only exchange and link have it"},
-                            {"wire_dtype", op == "pull", why},
-                            {"compress", op == "pull", why},
-                            {"error_feedback", op == "pull", why},
-                            {"weights_wire_dtype", op == "push", why},
-                            {"weights_delta", op == "push", why},
-                            {"layout", link, "link has a model of its own"},
-                            {"mbit_per_s", !link, "only link has such links"},
-                            {"delay", !link, "only link has such links"},
-                            {"long_links", !link, "only link has such links"},
-                            {"local_steps", command != "train" || !local, "only train in such a mode has it"},
-                            {"tensors", !crowd, "only crowd has such a model"},
-                            {"burst", !crowd, "only crowd has it"}}));
+  problems.Check(CheckIdleFlags(line, {{"bytes", many, "--layout=many has a size of its own"},
+                                       {"servers", link && !diloco, "link measures several numbers of servers"},
+                                       {"transport", link, "link measures TCP"},
+                                       {"wire_dtype", !rounds, "only exchange, link and train have it"},
+                                       {"weights_wire_dtype", !rounds, "only exchange, link and train have it"},
+                                       {"compress", !sends, "only exchange and link have it"},
+                                       {"error_feedback", !rounds, "only exchange, link and train have it"},
+                                       {"weights_delta", !sends, "only exchange and link have it"},
+                                       {"wire_dtype", op == "pull", why},
+                                       {"compress", op == "pull", why},
+                                       {"error_feedback", op == "pull", why},
+                                       {"weights_wire_dtype", op == "push", why},
+                                       {"weights_delta", op == "push", why},
+                                       {"layout", link, "link has a model of its own"},
+                                       {"mbit_per_s", !link, "only link has such links"},
+                                       {"delay", !link, "only link has such links"},
+                                       {"long_links", !link, "only link has such links"},
+                                       {"local_steps", command != "train" && !link, "only train and link have it"},
+                                       {"local_steps", !local, "only local_sgd, diloco and easgd have rounds"},
+                                       {"compute", !link || !diloco, "only link with --mode=diloco has it"},
+                                       {"op", link && diloco, "workers push their differences, and pull"},
+                                       {"tensors", !crowd, "only crowd has such a model"},
+                                       {"burst", !crowd, "only crowd has it"}}));
   return problems.ToStatus();
 }
 
@@ -332,6 +345,14 @@ Layout ExchangedModel() {
   return absl::GetFlag(FLAGS_layout) == "many" ? ManyTensors() : OneTensor(absl::GetFlag(FLAGS_bytes));
 }
 
+// With --mode=diloco.
+std::optional<LinkBenchOptions::Rounds> Rounds() {
+  if (absl::GetFlag(FLAGS_mode) != "diloco") return std::nullopt;
+  return LinkBenchOptions::Rounds{.servers = absl::GetFlag(FLAGS_servers),
+                                  .local_steps = absl::GetFlag(FLAGS_local_steps).value_or(64),
+                                  .compute = ToChrono(absl::GetFlag(FLAGS_compute))};
+}
+
 absl::Status RunLink() {
   std::vector<LinkRow> rows;
   const absl::Status measured = RunLinkBench({.workers = Workers(),
@@ -341,7 +362,8 @@ absl::Status RunLink() {
                                               .long_links = absl::GetFlag(FLAGS_long_links),
                                               .wire = Wire(),
                                               .op = absl::GetFlag(FLAGS_op),
-                                              .repeats = absl::GetFlag(FLAGS_repeats)},
+                                              .repeats = absl::GetFlag(FLAGS_repeats),
+                                              .rounds = Rounds()},
                                              rows);
   if (absl::IsNotFound(measured)) {
     std::cout << "SKIPPED: link: " << Message(measured) << "\n";
@@ -360,6 +382,10 @@ absl::Status RunLink() {
                            {"processors", row.processors}});
     if (row.carried > 0) out["rows"].back()["carried_models"] = row.carried;
     if (row.against_mpi > 0) out["rows"].back()["against_mpi"] = row.against_mpi;
+    if (row.utilisation > 0) {
+      out["rows"].back()["utilisation"] = row.utilisation;
+      out["rows"].back()["utilisation_by_bytes"] = row.utilisation_by_bytes;
+    }
   }
   std::cout << out.dump() << "\n";
   return measured;
@@ -414,7 +440,8 @@ std::optional<absl::Status> RunAsHelper(const std::vector<std::string>& argument
                           .repeats = absl::GetFlag(FLAGS_repeats),
                           .long_links = absl::GetFlag(FLAGS_long_links),
                           .wire = Wire(),
-                          .op = absl::GetFlag(FLAGS_op)});
+                          .op = absl::GetFlag(FLAGS_op),
+                          .round = Rounds().has_value() ? std::optional(Rounds()->length()) : std::nullopt});
   }
   if (command == "delay_line" && arguments.size() == 3) {
     return RunDelayLine(arguments[1], arguments[2], ToChrono(absl::GetFlag(FLAGS_delay)));

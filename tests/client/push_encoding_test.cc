@@ -32,7 +32,7 @@ class Encoder {
 
   bool Encode(uint32_t slice, const Floats& values) {
     return EncodeSlice(values.data(), plan.slices()[slice], *memory_, residuals ? &*residuals : nullptr,
-                       format_.momentum_correction);
+                       format_.momentum_correction, format_.error_feedback_decay);
   }
   // The elements that were written last, those that are not sent being 0.
   Floats Sent(uint32_t slice) const {
@@ -42,7 +42,10 @@ class Encoder {
     payload.set_type(place.type);
     Floats sent(static_cast<size_t>(plan.slices()[slice].elements), 0);
     if (!place.sparse()) {
-      payload.CopyFloatsTo(sent.data());
+      if (payload.is_packed()) REQUIRE(payload.Unpack().ok());
+      Floats all(payload.bytes() / WireBytes(payload.type()));  // Of an odd number one more.
+      payload.CopyFloatsTo(all.data());
+      std::copy_n(all.begin(), sent.size(), sent.begin());
       return sent;
     }
     payload.set_positions({bytes.first(place.positions)});
@@ -68,6 +71,24 @@ Floats RandomValues(size_t count, std::mt19937& random) {
   return values;
 }
 
+// The largest magnitude of the block that the i-th of these values is sent in.
+float Scale(const Floats& values, const std::vector<uint16_t>& positions, size_t i) {
+  float scale = 0;
+  for (size_t k = i / 256 * 256; k < std::min(i / 256 * 256 + 256, positions.size()); ++k) {
+    scale = std::max(scale, std::fabs(values[positions[k]]));
+  }
+  return scale;
+}
+
+// The nearest in the logarithm of 0 and seven powers of two.
+float InFourBits(float value, float scale) {
+  if (value == 0) return 0;
+  const double below = -std::log2(std::fabs(static_cast<double>(value)) / scale);
+  const double rounded = std::floor(below + 0.5);
+  REQUIRE(std::fabs(std::fabs(below - rounded) - 0.5) > 1e-6);  // The draw has nothing in the middle.
+  return rounded > 6 ? 0 : std::copysign(static_cast<float>(std::ldexp(scale, -static_cast<int>(rounded))), value);
+}
+
 // The rules of ps.proto, element by element.
 struct Simulation {
   Simulation(const WireFormat& its_format, size_t elements) : format(its_format), e(elements, 0), u(elements, 0) {}
@@ -78,7 +99,7 @@ struct Simulation {
       for (size_t i = 0; i < values.size(); ++i) next_u[i] = format.momentum_correction * u[i] + values[i];
     }
     Floats x = next_u;
-    for (size_t i = 0; i < x.size(); ++i) x[i] += e[i];
+    for (size_t i = 0; i < x.size(); ++i) x[i] += format.error_feedback_decay * e[i];
     const auto count = static_cast<size_t>(format.pushes.Sent(static_cast<int64_t>(x.size())));
     std::vector<uint16_t> positions(count);
     if (count < x.size()) {
@@ -87,11 +108,16 @@ struct Simulation {
       for (size_t i = 0; i < count; ++i) positions[i] = static_cast<uint16_t>(i);
     }
     Floats sent(x.size(), 0);
-    for (const uint16_t at : positions) {
+    for (size_t i = 0; i < count; ++i) {
+      const uint16_t at = positions[i];
       sent[at] = x[at];
-      if (format.pushes.type != WireType::kFloat32) {
+      if (format.pushes.type == WireType::kE3m0) {
+        sent[at] = InFourBits(x[at], Scale(x, positions, i));
+      } else if (format.pushes.type != WireType::kFloat32) {
         REQUIRE(RoundThrough(&x[at], 1, format.pushes.type, &sent[at], Isa::kPortable));
       }
+    }
+    for (const uint16_t at : positions) {
       if (count < x.size()) next_u[at] = 0;
       x[at] -= sent[at];
     }
@@ -107,9 +133,12 @@ struct Simulation {
 
 TEST_CASE("What is sent, and what is kept for the next push, are those of the definition in ps.proto") {
   std::vector<WireFormat> formats;
-  for (const WireType type : {WireType::kFloat32, WireType::kBfloat16, WireType::kFloat16}) {
+  for (const WireType type : {WireType::kFloat32, WireType::kBfloat16, WireType::kFloat16, WireType::kE3m0}) {
     formats.push_back({.pushes = {.type = type}});
-    if (type != WireType::kFloat32) formats.push_back({.pushes = {.type = type}, .error_feedback = true});
+    for (const float decay : {1.0F, 0.95F}) {
+      if (type == WireType::kFloat32) continue;
+      formats.push_back({.pushes = {.type = type}, .error_feedback = true, .error_feedback_decay = decay});
+    }
     for (const float momentum : {0.0F, 0.9F}) {
       formats.push_back(
           {.pushes = {.type = type, .top_k = 328}, .error_feedback = true, .momentum_correction = momentum});
@@ -122,7 +151,8 @@ TEST_CASE("What is sent, and what is kept for the next push, are those of the de
       const SliceInfo& info = encoder.plan.slices()[slice];
       Simulation simulation(format, static_cast<size_t>(info.elements));
       for (uint64_t step = 0; step < 12; ++step) {
-        CAPTURE(static_cast<int>(format.pushes.type), format.pushes.top_k, format.momentum_correction, slice, step);
+        CAPTURE(static_cast<int>(format.pushes.type), format.pushes.top_k, format.momentum_correction,
+                format.error_feedback_decay, slice, step);
         const bool counts = step % 3 != 1;  // Else it is refused, and the next begins with what was left before it.
         const Floats values = RandomValues(static_cast<size_t>(info.elements), random);
         REQUIRE(encoder.Encode(slice, values));

@@ -94,10 +94,17 @@ TEST_CASE("Hand-written messages have the bytes of the generated code, and come 
 
 // What is taken for positions and values is as many of both, and ascends.
 void CheckUnpacked(Payload payload) {
-  if (!payload.has_positions() || !payload.Unpack().ok()) return;
+  if (!payload.is_packed() || !payload.Unpack().ok()) return;
+  CHECK_FALSE(payload.changeable());
+  CHECK(payload.type() == WireType::kFloat32);
+  if (!payload.has_positions()) {
+    // Of an odd number there is one more.
+    CHECK(payload.sent_bytes() == WireBytes(WireType::kE3m0, payload.bytes() / sizeof(float)));
+    return;
+  }
   const SparseValues& sparse = *payload.sparse();
   CHECK(sparse.values.size() == sparse.positions.size());
-  CHECK(payload.bytes() == sparse.values.size() * WireBytes(payload.type()));
+  CHECK(payload.sent_bytes() == WireBytes(payload.sent_as(), sparse.values.size()));
   for (size_t i = 1; i < sparse.positions.size(); ++i) CHECK(sparse.positions[i - 1] < sparse.positions[i]);
 }
 
@@ -110,6 +117,8 @@ TEST_CASE("The decoder survives any bytes, and never accepts what the generated 
   valid.mutable_slices(1)->set_type(v1::WIRE_FLOAT16);
   valid.mutable_slices(1)->set_values(std::string(4, 'v'));
   valid.mutable_slices(1)->set_positions("pqrs");
+  valid.add_slices()->set_type(v1::WIRE_E3M0);
+  valid.mutable_slices(2)->set_values(std::string(17, 'v'));
   const std::string good = valid.SerializeAsString();
   int refused = 0;
   for (int round = 0; round < 20000; ++round) {

@@ -1,4 +1,4 @@
-"""ps_bench link: rows that links allow, also with a delay, and no host that stays: link_bench_test.py BUILD_FOLDER.
+"""ps_bench link: rows that links allow, also with a delay and of long rounds, and no host that stays: link_bench_test.py BUILD_FOLDER.
 
 Skipped (a line that begins with SKIPPED:) where there can be no hosts.
 """
@@ -61,6 +61,21 @@ def check_delay(rows):
         assert row["p50_s"] < SLOWEST_TRIPS * 2 * DELAY_S, f"{name}: windows do not grow with the delay"
 
 
+def check_rounds(bin_folder):
+    """Of long rounds: their weights were right, and workers computed no larger share than the bytes allow."""
+    compute_s, steps = 0.01, 8
+    rounds = ["--mode=diloco", f"--local_steps={steps}", f"--compute={round(compute_s * 1000)}ms", "--servers=2"]
+    for wire, share in (([], 1.0), (["--wire_dtype=e3m0", "--weights_wire_dtype=bfloat16"], 0.5)):
+        ((name, row),) = rows_of(bin_folder, *rounds, *wire).items()
+        assert f"rounds of {steps}" in name and ("e3m0" in name) == bool(wire), name
+        by_bytes = steps * compute_s / (steps * compute_s + share * ONCE_S)
+        assert abs(row["utilisation_by_bytes"] - by_bytes) < 1e-6, row
+        assert abs(row["utilisation"] - steps * compute_s / row["p50_s"]) < 1e-6, row
+        # At once passes what a link that was idle holds.
+        assert row["utilisation"] < steps * compute_s / (steps * compute_s + share * ONCE_S * (1 - 2 * BURST_BYTES / BYTES)), row
+        assert row["carried_models"] > 0.9 * share, row
+
+
 def runs_worker(name):
     for pid in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split():
         with contextlib.suppress(OSError):  # It may have ended.
@@ -98,6 +113,7 @@ def main():
     check_rows(rows)
     delayed = [f"--delay={round(DELAY_S * 1000)}ms", "--bytes=8388608", "--mbit_per_s=1000", "--long_links"]
     check_delay(rows_of(bin_folder, *delayed))
+    check_rounds(bin_folder)
     check_stop(bin_folder, lambda made: len(made) == 2 * WORKERS + 1)
     check_stop(bin_folder, lambda made: any(map(runs_worker, made)))
 

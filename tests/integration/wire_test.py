@@ -1,4 +1,4 @@
-"""Jobs whose pushes and weights have elements of two bytes, or only the largest, whose workers are generated stubs and NumPy:
+"""Jobs whose pushes and weights have elements of two bytes or four bits, or only the largest, whose workers are generated stubs and NumPy:
 at every step the servers' weights are, to the bit, those of a simulation of what ps.proto says.
 
     wire_test.py BUILD_FOLDER
@@ -18,7 +18,7 @@ except ImportError as error:
     print(f"SKIPPED: {error}")
     sys.exit(0)
 
-from wire_simulation import SLICE, Compressor, Server, from_bits, rounded, to_bits
+from wire_simulation import SLICE, Compressor, Server, e3m0_bytes, from_bits, rounded, to_bits
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60
@@ -40,6 +40,10 @@ CASES = [
     (["--compress=topk:0.01", "--weights_delta", "--weights_wire_dtype=float16"], {"kind": "float32", "top_k": 328}, "float16"),
     (["--compress=topk:0.02", "--wire_dtype=bfloat16", "--momentum_correction=0.9"],
      {"kind": "bfloat16", "top_k": 655, "momentum": 0.9}, "float32"),
+    (["--wire_dtype=e3m0", "--weights_wire_dtype=bfloat16"], {"kind": "e3m0"}, "bfloat16"),
+    (["--wire_dtype=e3m0", "--error_feedback", "--error_feedback_decay=0.95"], {"kind": "e3m0", "feedback": True, "decay": 0.95},
+     "float32"),
+    (["--compress=topk:0.01", "--wire_dtype=e3m0"], {"kind": "e3m0", "top_k": 328}, "float32"),
 ]
 
 
@@ -71,7 +75,8 @@ class Worker:
         self.weights, self.received = {}, 0
         self.chief = rpc.ChiefStub(grpc.insecure_channel(chief))
         layout = pb.ModelLayout(tensors=[pb.Tensor(name=name, shape=[n]) for name, n in LAYOUT])
-        self.joined = self.chief.Join(pb.JoinRequest(protocol=1, job="default", rank=rank, layout=layout), timeout=TIMEOUT_S,
+        self.joined = self.chief.Join(pb.JoinRequest(protocol=1, job="default", rank=rank, layout=layout,
+                                                      features=["error_feedback_decay"]), timeout=TIMEOUT_S,
                                       wait_for_ready=True)
         self.id = self.joined.id
         self.shards = [(rpc.ShardStub(grpc.insecure_channel(shard.address)), list(shard.slices))
@@ -136,6 +141,12 @@ def refused(worker, message, said):
         raise AssertionError(f"not refused: {said}")
 
 
+def infinite(elements, kind):
+    """A slice whose first element is infinite, the others 0; of four bits its first scale."""
+    infinity = {"float32": b"\0\0\x80\x7f", "bfloat16": b"\x80\x7f", "float16": b"\0\x7c", "e3m0": b"\0\0\x80\x7f"}[kind]
+    return infinity + to_bits(np.zeros(elements), kind).tobytes()[len(infinity):]
+
+
 def check_refusals(worker, options):
     """Of slices whose form is another than the job's."""
     pb, mine = worker.pb, worker.shards[0][1]
@@ -144,24 +155,30 @@ def check_refusals(worker, options):
     other = pb.WIRE_FLOAT16 if options["kind"] != "float16" else pb.WIRE_BFLOAT16
     refused(worker, pb.Slice(index=index, values=bytes(2 * n), type=other), "its elements are")
     refused(worker, pb.Slice(index=index, values=bytes(2 * n), type=77), "unknown type")
-    width = 4 if options["kind"] == "float32" else 2
+    width = {"float32": 4, "e3m0": 5}.get(options["kind"], 2)  # Of a slice of one element.
     kind = worker.joined.wire_type
     one = {"index": index, "values": bytes(width), "type": kind}
+
+    def zeros(count):
+        return to_bits(np.zeros(count), options["kind"]).tobytes()
+
     if not sparse:
         refused(worker, pb.Slice(**one, positions=b"\0\0"), "it has positions")
-        infinity = {"float32": b"\0\0\x80\x7f", "bfloat16": b"\x80\x7f", "float16": b"\0\x7c"}[options["kind"]]
-        refused(worker, pb.Slice(index=index, values=infinity + bytes(width * (n - 1)), type=kind), "not finite")
+        if options["kind"] == "e3m0":
+            refused(worker, pb.Slice(index=index, values=bytes(3), type=kind), "no blocks of e3m0")
+            refused(worker, pb.Slice(index=index, values=bytes(len(e3m0_bytes(np.zeros(n - 2)))), type=kind), "bytes, expected")
+        refused(worker, pb.Slice(index=index, values=infinite(n, options["kind"]), type=kind), "not finite")
         return
-    refused(worker, pb.Slice(index=index, values=bytes(width * n), type=kind), "0 positions; expected 1 to")
+    refused(worker, pb.Slice(index=index, values=zeros(n), type=kind), "0 positions; expected 1 to")
     refused(worker, pb.Slice(**one, positions=b"\0"), "bytes of positions for")
-    refused(worker, pb.Slice(**one, positions=b"\0\0\1\0"), "bytes of positions for")
-    refused(worker, pb.Slice(index=index, values=bytes(2 * width), type=kind, positions=b"\5\0\5\0"), "do not ascend")
+    three = np.arange(3, dtype="<u2").tobytes()
+    refused(worker, pb.Slice(**one, positions=three), "bytes of positions for")
+    refused(worker, pb.Slice(index=index, values=zeros(2), type=kind, positions=b"\5\0\5\0"), "do not ascend")
     refused(worker, pb.Slice(index=index, absent=True, type=kind, positions=b"\5\0"), "though it is absent")
     refused(worker, pb.Slice(**one, positions=int(n - 1 + (n < 65535)).to_bytes(2, "little")), f"it has {n} elements")
     many = np.arange(2000, dtype="<u2")
-    refused(worker, pb.Slice(index=index, values=bytes(2000 * width), type=kind, positions=many.tobytes()), "expected 1 to")
-    infinity = {"float32": b"\0\0\x80\x7f", "bfloat16": b"\x80\x7f", "float16": b"\0\x7c"}[options["kind"]]
-    refused(worker, pb.Slice(index=index, values=infinity, type=kind, positions=b"\0\0"), "not finite")
+    refused(worker, pb.Slice(index=index, values=zeros(2000), type=kind, positions=many.tobytes()), "expected 1 to")
+    refused(worker, pb.Slice(index=index, values=infinite(1, options["kind"]), type=kind, positions=b"\0\0"), "not finite")
 
 
 def run_case(pb, rpc, build, flags, options, weights_kind):

@@ -36,6 +36,13 @@ CASES = [
         {"kind": "bfloat16", "top_k": 655, "momentum": 0.9},
         "bfloat16",
     ),
+    (("--wire_dtype=e3m0", "--weights_wire_dtype=bfloat16"), {"kind": "e3m0"}, "bfloat16"),
+    (
+        ("--wire_dtype=e3m0", "--error_feedback", "--error_feedback_decay=0.95"),
+        {"kind": "e3m0", "feedback": True, "decay": 0.95},
+        "float32",
+    ),
+    (("--compress=topk:0.02", "--wire_dtype=e3m0"), {"kind": "e3m0", "top_k": 655}, "float32"),
 ]
 
 
@@ -98,6 +105,11 @@ def test_jobs_end_where_the_simulation_does(
         ),
         (("--mode=easgd", "--compress=topk:0.01"), {"kind": "float32", "top_k": 328}, (1, 1, 1, 1)),
         (("--mode=local_sgd", "--compress=topk:0.01"), {"kind": "float32", "top_k": 328}, (1, 1, 1, 1)),
+        (
+            ("--mode=diloco", "--outer_lr=1", "--outer_momentum=0", "--wire_dtype=e3m0", "--error_feedback"),
+            {"kind": "e3m0", "feedback": True},
+            (1, 1, 1, 1),
+        ),
         (
             (
                 "--mode=local_sgd",

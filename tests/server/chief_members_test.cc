@@ -573,5 +573,23 @@ TEST_CASE("A heartbeat of another generation is told which one runs, and that of
   CHECK(absl::IsFailedPrecondition(job.chief.Heartbeat(beat, job.now).status()));
 }
 
+TEST_CASE(
+    "A worker that lacks what the job needs is refused by the flag's name, and takes part in a job that does not") {
+  ChiefOptions options = TestJob::Options("bsp", 1, 1, /*hands_out_runs=*/false);
+  options.wire = {.pushes = {.type = WireType::kE3m0}, .error_feedback = true, .error_feedback_decay = 0.95F};
+  TestJob job(options);
+  v1::JoinRequest request = job.Request("a");
+  const absl::Status refused = job.Join(request).status();
+  CHECK(absl::IsFailedPrecondition(refused));
+  CHECK(Message(refused) == "--error_feedback_decay=0.95: the worker's client is of an earlier release, without it");
+  request.add_features("something else");
+  request.add_features("error_feedback_decay");
+  const auto joined = job.Join(request);
+  REQUIRE(joined.ok());
+  CHECK(joined->error_feedback_decay() == 0.95F);
+  CHECK(joined->wire_type() == v1::WIRE_E3M0);
+  CHECK(TestJob("bsp", 1).Join(job.Request("a")).ok());
+}
+
 }  // namespace
 }  // namespace ps

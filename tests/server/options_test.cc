@@ -81,11 +81,18 @@ TEST_CASE("What is sent in two bytes, or in part, is refused by name where it ma
     std::string problem;
   };
   const std::vector<Case> cases = {
-      {[](ServerOptions& o) { o.wire_dtype = "fp8"; }, "--wire_dtype=fp8: expected float32, bfloat16 or float16"},
+      {[](ServerOptions& o) { o.wire_dtype = "fp8"; },
+       "--wire_dtype=fp8: expected float32, bfloat16 or float16, or e3m0"},
       {[](ServerOptions& o) { o.weights_wire_dtype = ""; },
        "--weights_wire_dtype=: expected float32, bfloat16 or float16"},
       {[](ServerOptions& o) { o.error_feedback = true; },
        "--error_feedback: has no meaning with --wire_dtype=float32, which loses nothing"},
+      {[](ServerOptions& o) { o.weights_wire_dtype = "e3m0"; },
+       "--weights_wire_dtype=e3m0: only pushes are sent so; weights need more bits (bfloat16)"},
+      {[](ServerOptions& o) { o.wire_dtype = "e3m0", o.error_feedback = true, o.error_feedback_decay = 1.5F; },
+       "--error_feedback_decay=1.5: expected above 0 and at most 1"},
+      {[](ServerOptions& o) { o.wire_dtype = "e3m0", o.error_feedback_decay = 0.95F; },
+       "--error_feedback_decay=0.95: has no meaning without --error_feedback or --compress=topk:FRACTION"},
       {[](ServerOptions& o) { o.compress = "topk:0.6"; },
        "--compress=topk:0.6: expected none, or topk:FRACTION with a fraction of 1/32768 to 0.5 (topk:0.01)"},
       {[](ServerOptions& o) { o.momentum_correction = 0.9F; },

@@ -85,20 +85,26 @@ absl::Status ClientImpl::TakeDataOfAll() {
 absl::Status ClientImpl::TakeWireFormat() {
   for (const auto& [flag, type] : {std::pair("wire_dtype", joined_as_.wire_type()),
                                    std::pair("weights_wire_dtype", joined_as_.weights_wire_type())}) {
-    if (v1::WireType_IsValid(type)) continue;
+    if (v1::WireType_IsValid(type) && (type != v1::WIRE_E3M0 || flag == absl::string_view("wire_dtype"))) continue;
     return absl::FailedPreconditionError(
         absl::StrCat("--", flag, ": the server's is number ", int{type}, ", which is unknown to this client"));
   }
-  context_->wire = {.pushes = {.type = static_cast<WireType>(joined_as_.wire_type()), .top_k = joined_as_.top_k()},
-                    .weights = static_cast<WireType>(joined_as_.weights_wire_type()),
-                    .error_feedback = joined_as_.error_feedback(),
-                    .momentum_correction = joined_as_.momentum_correction(),
-                    .weights_delta = joined_as_.weights_delta()};
+  context_->wire = {
+      .pushes = {.type = static_cast<WireType>(joined_as_.wire_type()), .top_k = joined_as_.top_k()},
+      .weights = static_cast<WireType>(joined_as_.weights_wire_type()),
+      .error_feedback = joined_as_.error_feedback(),
+      .error_feedback_decay = joined_as_.has_error_feedback_decay() ? joined_as_.error_feedback_decay() : 1.0F,
+      .momentum_correction = joined_as_.momentum_correction(),
+      .weights_delta = joined_as_.weights_delta()};
   const WireFormat& wire = context_->wire;
   const float momentum = wire.momentum_correction;
   if (!(momentum >= 0 && momentum < 1) || (momentum > 0 && wire.pushes.top_k == 0)) {
     return absl::FailedPreconditionError(
         absl::StrCat("--momentum_correction: the server's is ", momentum, ", which this client cannot do"));
+  }
+  if (!(wire.error_feedback_decay > 0 && wire.error_feedback_decay <= 1)) {
+    return absl::FailedPreconditionError(absl::StrCat("--error_feedback_decay: the server's is ",
+                                                      wire.error_feedback_decay, ", which this client cannot do"));
   }
   if (wire.pushes.top_k == 0 || (wire.error_feedback && wire.pushes.top_k <= kSliceElements)) return absl::OkStatus();
   return absl::FailedPreconditionError("--compress: what the server says of it makes no sense");

@@ -500,7 +500,7 @@ bool RetryingExchange::LookAt(size_t tensor, uint32_t slice, bool finite) const 
     // A difference of weights has its worker's momentum in it.
     const bool gradient = request_.push.contribution == PushContribution::kGradient;
     return EncodeSlice(values, info, *request_.shared, request_.residuals.get(),
-                       gradient ? context_->wire.momentum_correction : 0);
+                       gradient ? context_->wire.momentum_correction : 0, context_->wire.error_feedback_decay);
   }
   finite = finite || servers_look_ || AllFinite(values, static_cast<size_t>(info.elements), BestIsa());
   if (request_.staged && finite) {

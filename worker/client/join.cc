@@ -51,6 +51,7 @@ v1::JoinRequest MakeJoinRequest(const ClientOptions& options, const Layout& layo
   request.mutable_experiment()->insert(options.experiment.begin(), options.experiment.end());
   request.set_samples_per_epoch(options.samples_per_epoch);
   request.set_counts_steps(options.counts_steps);
+  request.add_features("error_feedback_decay");
   if (options.own_data.has_value()) *request.mutable_own_data() = ToProto(*options.own_data);
   if (options.optimizer.has_value()) *request.mutable_optimizer() = ToProto(*options.optimizer);
   request.set_host(HostName());

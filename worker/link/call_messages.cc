@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/check.h"
+#include "common/e3m0.h"
 #include "common/endpoint.h"
 #include "common/half_floats.h"
 #include "common/local/shared_memory.h"
@@ -34,12 +35,16 @@ struct MomentumKernel {
   }
 };
 
-struct AddKernel {
-  PS_KERNEL void Run(size_t elements, const float* a, const float* b, float* sum) {
+// sum = values + decay * kept. Source: Sarfi et al., SparseLoCo, 2025 (arXiv:2508.15706), equation 2, for a decay
+// below 1.
+struct AddKeptKernel {
+  PS_KERNEL void Run(size_t elements, const float* values, const float* kept, float decay, float* sum) {
 #pragma omp simd
-    for (size_t i = 0; i < elements; ++i) sum[i] = a[i] + b[i];
+    for (size_t i = 0; i < elements; ++i) sum[i] = values[i] + decay * kept[i];
   }
 };
+
+bool IsHalf(WireType type) { return type == WireType::kBfloat16 || type == WireType::kFloat16; }
 
 // All elements.
 bool EncodeWhole(const float* values, const SliceInfo& info, const ModelMemory::Place& place, uint8_t* to,
@@ -49,16 +54,18 @@ bool EncodeWhole(const float* values, const SliceInfo& info, const ModelMemory::
     std::memcpy(to, values, elements * sizeof(float));
     return AllFinite(values, elements, BestIsa());
   }
+  if (place.type == WireType::kE3m0) return EncodeE3m0(values, elements, to, /*left=*/nullptr, BestIsa());
   if (residuals == nullptr) return RoundHalf(values, elements, place.type, to, BestIsa());
   return RoundHalfKeeping(values, residuals->kept(info.index), elements, place.type, to, residuals->next(info.index),
                           BestIsa());
 }
 
 // All elements of a sum; what is not sent of it is left there.
-bool EncodeSum(size_t elements, const ModelMemory::Place& place, uint8_t* to, float* left) {
-  const std::vector<float> nothing(elements, 0.0F);
-  if (place.type != WireType::kFloat32) {
-    return RoundHalfKeeping(nothing.data(), left, elements, place.type, to, left, BestIsa());
+bool EncodeSum(size_t elements, WireType type, uint8_t* to, float* left) {
+  if (type == WireType::kE3m0) return EncodeE3m0(left, elements, to, left, BestIsa());
+  if (IsHalf(type)) {
+    const std::vector<float> nothing(elements, 0.0F);
+    return RoundHalfKeeping(nothing.data(), left, elements, type, to, left, BestIsa());
   }
   std::memcpy(to, left, elements * sizeof(float));
   std::fill_n(left, elements, 0.0F);
@@ -70,14 +77,7 @@ bool SendPositions(const std::vector<uint16_t>& positions, const ModelMemory::Pl
   std::memcpy(to, positions.data(), place.positions);
   std::vector<float> sent(positions.size());
   for (size_t i = 0; i < sent.size(); ++i) sent[i] = std::exchange(left[positions[i]], 0.0F);
-  uint8_t* const values = to + place.positions;
-  if (place.type == WireType::kFloat32) {
-    std::memcpy(values, sent.data(), place.values);
-    return true;
-  }
-  const std::vector<float> nothing(sent.size(), 0.0F);
-  const bool finite =
-      RoundHalfKeeping(nothing.data(), sent.data(), sent.size(), place.type, values, sent.data(), BestIsa());
+  const bool finite = EncodeSum(sent.size(), place.type, to + place.positions, sent.data());
   for (size_t i = 0; i < sent.size(); ++i) left[positions[i]] = sent[i];
   return finite;
 }
@@ -193,15 +193,15 @@ grpc::ByteBuffer OutgoingMessages::Next() {
 }
 
 bool EncodeSlice(const float* values, const SliceInfo& info, const SharedTensors& to, Residuals* residuals,
-                 float momentum) {
+                 float momentum, float decay) {
   const auto elements = static_cast<size_t>(info.elements);
   const ModelMemory::Place place = to.model().slice(info);
   uint8_t* const bytes = to.bytes().data() + place.begin;
   Check(!place.sparse() || residuals != nullptr, "elements that are not sent are kept");
   // What was left of earlier pushes, or their momentum, may make it too large: then it is sent in several pushes.
-  const bool half = place.type != WireType::kFloat32;
-  const bool adds_up = place.sparse() || momentum != 0;  // Else RoundHalfKeeping looks.
-  if (adds_up && half && !AllFit(values, elements, place.type, BestIsa())) return false;
+  const bool keeps_else = residuals != nullptr && (place.type == WireType::kE3m0 || decay != 1);
+  const bool adds_up = place.sparse() || momentum != 0 || keeps_else;  // Else RoundHalfKeeping looks.
+  if (adds_up && IsHalf(place.type) && !AllFit(values, elements, place.type, BestIsa())) return false;
   float* velocity = nullptr;
   if (momentum != 0) {
     velocity = residuals->next_velocity(info.index);
@@ -210,8 +210,8 @@ bool EncodeSlice(const float* values, const SliceInfo& info, const SharedTensors
   }
   if (!adds_up) return EncodeWhole(values, info, place, bytes, residuals);
   float* const left = residuals->next(info.index);
-  RunKernel<AddKernel>(BestIsa(), elements, values, residuals->kept(info.index), left);
-  if (!place.sparse()) return EncodeSum(elements, place, bytes, left);
+  RunKernel<AddKeptKernel>(BestIsa(), elements, values, residuals->kept(info.index), decay, left);
+  if (!place.sparse()) return EncodeSum(elements, place.type, bytes, left);
   if (!AllFinite(left, elements, BestIsa())) return false;
   std::vector<uint16_t> positions(place.positions / sizeof(uint16_t));
   SelectLargest({left, elements}, positions);

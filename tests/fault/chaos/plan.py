@@ -29,10 +29,12 @@ FORMS = {
     "float16, kept": ["--wire_dtype=float16", "--weights_wire_dtype=float16", "--error_feedback"],
     "top-k": ["--compress=topk:0.1"],
     "top-k, bfloat16": ["--compress=topk:0.05", *HALF],
+    "four bits": ["--wire_dtype=e3m0", "--weights_wire_dtype=bfloat16"],
+    "four bits, kept": ["--wire_dtype=e3m0", "--error_feedback", "--error_feedback_decay=0.95"],
 }
-FORM_WEIGHTS = [4, 2, 1, 1, 2]
+FORM_WEIGHTS = [4, 2, 1, 1, 2, 1, 1]
 # These pushes carry their whole gradient: nothing is kept for a later one, which a rollback or a loss would change.
-WHOLE = ["float32", "bfloat16"]
+WHOLE = ["float32", "bfloat16", "four bits"]
 ANY_FORM = 4  # One in so many of bsp's runs has any; the others one whose weights are compared (weights.py).
 # The chief is out of everyone's reach for less than a lease. Else all workers are lost at once, and with them the job.
 CHIEF_UNREACHABLE_S = 0.3
