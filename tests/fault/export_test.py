@@ -35,7 +35,7 @@ def evaluate(weights):
 def model():
     """What is exported, from a checkpoint or the servers, is what the job evaluates, and a job can begin with it."""
     steps = 100
-    with Job("bsp", 2, steps=steps, worker_flags=["--experiment_step_time=10ms"]) as job:
+    with Job("bsp", 2, steps=steps, worker_flags=["--experiment_step_time=40ms"]) as job:
         save = job.folder / "saved.safetensors"
         job.worker_flags.append(f"--save_weights={save}")
         job.start_workers()

@@ -127,7 +127,7 @@ def continues_with_the_same_sets():
 
 def fails():
     """A mode that would go on does not where it is told to fail."""
-    with job_of("asp", 1, "fail", checkpoints=False) as job:
+    with job_of("asp", 1, "fail", steps=100000, checkpoints=False) as job:
         trains(job)
         job.workers[1].kill()
         assert job.servers[0].end() == 1
@@ -210,13 +210,13 @@ def leaves():
             job.workers[1] = job.start_worker("replacement")
             assert job.finish() == undisturbed(steps=200, workers=3)
     with job_of("bsp", 1, "fail", checkpoints=False) as job:
-        trains(job)
+        trains(job, slow=1)
         refused = job.ask("drain", "1")
         assert refused.returncode == 1
         assert "would fail without it (--on_worker_loss=fail)" in refused.stderr, refused.stderr
         job.finish()
     with job_of("asp", 1, "continue", checkpoints=False) as job:
-        trains(job)
+        trains(job, slow=1)
         unknown = job.ask("drain", "7")
         assert unknown.returncode == 1
         assert re.search(r"no worker has the name or rank 7; there are: rank 0 \(.*\), rank 1 \(", unknown.stderr)
@@ -275,7 +275,7 @@ def newcomer():
     expected = undisturbed(steps=200, workers=3)
     for checkpoints in (False, True):
         with job_of("bsp", 2, "wait", checkpoints=checkpoints) as job:
-            trains(job)
+            trains(job, slow=1)
             job.workers[1].kill()
             lost(job, 1)
             command = [str(BIN / "ps_worker"), f"--server={job.addresses[0]}"]
@@ -284,7 +284,7 @@ def newcomer():
             assert "taken from the job: --batch_size=8 --dataset=synthetic:" in job.workers[1].errors()
             assert job.finish() == expected
     with job_of("asp", 1, "wait", checkpoints=False) as job:
-        trains(job)
+        trains(job, slow=1)
         job.workers[1].kill()
         lost(job, 1)
         other = Program(job.folder, "other", [str(BIN / "ps_worker"), f"--server={job.addresses[0]}", "--seed=7"])

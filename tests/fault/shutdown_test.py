@@ -82,7 +82,7 @@ def kept():
 
 def refused():
     """Nothing is ended where the checkpoint that was asked for cannot be taken."""
-    with Job("bsp", 1, steps=200, worker_flags=PACE, checkpoints=False) as job:
+    with Job("bsp", 1, steps=200, worker_flags=["--experiment_step_time=20ms"], checkpoints=False) as job:
         trains(job)
         asked = job.ask("shutdown", "--checkpoint")
         assert asked.returncode == 1

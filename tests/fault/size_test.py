@@ -6,7 +6,7 @@ from job import Job, undisturbed, wait_until
 
 OPTIMIZERS = ["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "lamb"]
 SLOWLY = ["--experiment_step_time=3ms"]
-SLOWLY_ENOUGH = ["--experiment_step_time=5ms"]  # To be asked for a checkpoint meanwhile, on a busy machine too.
+SLOWLY_ENOUGH = ["--experiment_step_time=10ms"]  # To be asked for a checkpoint meanwhile, on a busy machine too.
 ON_REQUEST = ["--checkpoint_every=1000000", "--keep_checkpoints=100"]
 
 
