@@ -70,7 +70,7 @@ absl::Status Payload::UnpackPositions() {
     return absl::InvalidArgumentError("the positions do not ascend");
   }
   sparse_ = std::move(sparse);
-  Keep({}, nullptr);
+  Keep({}, count * sizeof(float), nullptr);
   return absl::OkStatus();
 }
 
@@ -79,13 +79,13 @@ absl::Status Payload::UnpackBlocks() {
   if (!count.has_value()) return absl::InvalidArgumentError(absl::StrCat(bytes_, " bytes are no blocks of e3m0"));
   const std::shared_ptr<float[]> values = std::make_shared_for_overwrite<float[]>(*count);
   CopyFloatsTo(values.get(), *count);
-  Keep({BytesOf({values.get(), *count})}, values);
+  Keep({BytesOf({values.get(), *count})}, *count * sizeof(float), values);
   return absl::OkStatus();
 }
 
-void Payload::Keep(std::vector<Piece> floats, std::shared_ptr<const void> owner) {
+void Payload::Keep(std::vector<Piece> floats, size_t bytes, std::shared_ptr<const void> owner) {
   pieces_ = std::move(floats);
-  bytes_ = pieces_.empty() ? bytes_ : pieces_.front().size();
+  bytes_ = bytes;
   owner_ = std::move(owner);
   positions_.clear();
   type_ = WireType::kFloat32;

@@ -75,7 +75,7 @@ class Payload {
   absl::Status UnpackPositions();
   absl::Status UnpackBlocks();
   // What was unpacked takes the place of what was sent.
-  void Keep(std::vector<Piece> floats, std::shared_ptr<const void> owner);
+  void Keep(std::vector<Piece> floats, size_t bytes, std::shared_ptr<const void> owner);
   // The first elements, of any type.
   void CopyFloatsTo(float* destination, size_t elements) const;
 
