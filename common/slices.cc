@@ -124,6 +124,37 @@ absl::Status ValidateLayout(const Layout& layout) {
   return absl::OkStatus();
 }
 
+SliceRanges SlicesOf(const SlicePlan& plan, std::span<const uint32_t> tensors) {
+  SliceRanges ranges;
+  size_t next = 0;
+  for (const SliceInfo& slice : plan.slices()) {
+    while (next < tensors.size() && tensors[next] < slice.tensor) ++next;
+    if (next == tensors.size()) break;
+    if (tensors[next] != slice.tensor) continue;
+    if (ranges.empty() || ranges.back().end != slice.index) ranges.push_back({slice.index, slice.index});
+    ranges.back().end = slice.index + 1;
+  }
+  return ranges;
+}
+
+bool Contain(const SliceRanges& ranges, uint32_t slice) {
+  const auto after = std::upper_bound(ranges.begin(), ranges.end(), slice,
+                                      [](uint32_t number, const SliceRange& range) { return number < range.begin; });
+  return after != ranges.begin() && slice < std::prev(after)->end;
+}
+
+std::vector<std::vector<uint32_t>> FragmentsOf(const Layout& layout, uint32_t fragments) {
+  std::vector<std::vector<uint32_t>> tensors(fragments);
+  std::vector<int64_t> elements(fragments, 0);
+  for (uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
+    if (!IsPushed(layout[tensor].kind)) continue;
+    const auto least = static_cast<size_t>(std::min_element(elements.begin(), elements.end()) - elements.begin());
+    tensors[least].push_back(tensor);
+    elements[least] += layout[tensor].elements();
+  }
+  return tensors;
+}
+
 std::string LayoutHash(const Layout& layout) {
   RunningHash hash;
   const auto add = [&hash](auto value) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -69,6 +70,25 @@ inline constexpr int64_t kSliceAlignment = 16;
 // INVALID_ARGUMENT, naming the tensor, if the layout is empty, too large, without a weight, or has bad or repeated
 // names, bad dimensions, bad factors or an unknown kind.
 absl::Status ValidateLayout(const Layout& layout);
+
+// Slices of a model, by number: from begin to before end.
+struct SliceRange {
+  uint32_t begin = 0;
+  uint32_t end = 0;
+
+  bool operator==(const SliceRange&) const = default;
+};
+using SliceRanges = std::vector<SliceRange>;  // Ascending and apart.
+
+// The slices of these tensors, which ascend.
+SliceRanges SlicesOf(const SlicePlan& plan, std::span<const uint32_t> tensors);
+bool Contain(const SliceRanges& ranges, uint32_t slice);
+
+inline constexpr uint32_t kMaxFragments = 1024;
+
+// The tensors of each of so many fragments, ascending, as LocalSteps.fragments (ps.proto) says. A fragment of a model
+// with few tensors may have none.
+std::vector<std::vector<uint32_t>> FragmentsOf(const Layout& layout, uint32_t fragments);
 
 // What tells it from other layouts, as LayoutPart (ps.proto) says: 32 hexadecimal digits.
 std::string LayoutHash(const Layout& layout);

@@ -126,6 +126,7 @@ absl::StatusOr<std::optional<uint32_t>> ParseRank(int64_t rank) {
 WorkerOptions ReadPlainFlags() {
   WorkerOptions options;
   options.client.server = absl::GetFlag(FLAGS_server);
+  options.client.does_fragments = true;
   options.client.job = absl::GetFlag(FLAGS_job);
   options.client.name = absl::GetFlag(FLAGS_name);
   options.client.shared_memory = absl::GetFlag(FLAGS_shared_memory);

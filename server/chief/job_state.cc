@@ -185,11 +185,17 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
 }
 
 absl::Status JobState::CheckFeatures(const v1::JoinRequest& request) const {
-  const auto& features = request.features();
-  if (options_.wire.error_feedback_decay != 1 &&
-      std::find(features.begin(), features.end(), "error_feedback_decay") == features.end()) {
-    return absl::FailedPreconditionError(absl::StrCat("--error_feedback_decay=", options_.wire.error_feedback_decay,
-                                                      ": the worker's client is of an earlier release, without it"));
+  const v1::LocalSteps& local = mode().policy().local_steps();
+  const bool parts = local.fragments() > 1 || local.overlap() > 0 || local.mix() > 0;
+  const float decay = options_.wire.error_feedback_decay;
+  for (const auto& [needed, feature, flags] :
+       {std::tuple(decay != 1, "error_feedback_decay", absl::StrCat("--error_feedback_decay=", decay)),
+        std::tuple(parts, "fragments",
+                   absl::StrCat("--fragments=", local.fragments(), " --overlap=", local.overlap(), " --mix=",
+                                local.mix()))}) {
+    const auto& has = request.features();
+    if (!needed || std::find(has.begin(), has.end(), feature) != has.end()) continue;
+    return absl::FailedPreconditionError(absl::StrCat(flags, ": the worker's client cannot do that"));
   }
   return absl::OkStatus();
 }

@@ -66,6 +66,13 @@ ABSL_FLAG(std::string, outer_weighting, ps::ModeOptions().outer_weighting,
 ABSL_FLAG(std::optional<uint32_t>, dn_buffer, ps::ModeOptions().dn_buffer,
           "diloco with --outer_sync=async: so many differences weigh as much as a mean of all, and are a step of the "
           "outer momentum (Delayed Nesterov); default: --num_workers");
+ABSL_FLAG(uint32_t, fragments, ps::ModeOptions().fragments,
+          "diloco: the model's tensors are exchanged in so many parts, one every --local_steps / --fragments batches, so "
+          "that a link carries less at a time");
+ABSL_FLAG(uint32_t, overlap, ps::ModeOptions().overlap,
+          "diloco: a worker trains on for so many batches after a push before it takes the weights that come back");
+ABSL_FLAG(float, mix, ps::ModeOptions().mix,
+          "diloco: the share of its own weights that a worker keeps when it takes those that come back");
 ABSL_FLAG(float, easgd_alpha, ps::ModeOptions().easgd_alpha,
           "easgd: how far a worker and the servers' weights move towards each other, below 1 / --num_workers; 0: 0.9 / "
           "--num_workers");
@@ -187,6 +194,9 @@ ModeOptions ModeOptionsFromFlags() {
   options.outer_sync = absl::GetFlag(FLAGS_outer_sync);
   options.outer_weighting = absl::GetFlag(FLAGS_outer_weighting);
   options.dn_buffer = absl::GetFlag(FLAGS_dn_buffer);
+  options.fragments = absl::GetFlag(FLAGS_fragments);
+  options.overlap = absl::GetFlag(FLAGS_overlap);
+  options.mix = absl::GetFlag(FLAGS_mix);
   options.easgd_alpha = absl::GetFlag(FLAGS_easgd_alpha);
   return options;
 }

@@ -7,6 +7,7 @@
 #include "absl/strings/strip.h"
 #include "common/optimizers/hyperparameters.h"
 #include "common/optimizers/optimizer.h"
+#include "common/slices.h"
 #include "common/text.h"
 
 namespace ps {
@@ -96,6 +97,22 @@ absl::Status CheckSteps(const std::string& flag, uint32_t value, uint32_t least)
   return CheckCount(flag, value, least, kMaxSteps);
 }
 
+// P divides H, and an exchange ends before the next begins.
+absl::Status CheckFragments(const ModeOptions& o) {
+  const uint32_t steps = o.batches_per_round();
+  if (o.fragments < 1 || o.fragments > kMaxFragments || steps % o.fragments != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--fragments=", o.fragments, ": expected 1 to ", kMaxFragments,
+                                                   ", of which --local_steps=", steps, " is a multiple"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOverlap(const ModeOptions& o) {
+  const uint32_t between = o.batches_per_round() / std::max(o.fragments, 1U);
+  return OkIf(o.overlap < std::max(between, 1U),
+              absl::StrCat("--overlap=", o.overlap, ": expected less than --local_steps / --fragments (", between, ")"));
+}
+
 std::vector<Row> Rows(const ModeOptions& o, uint32_t num_workers) {
   const bool averages_gradients = CanonicalMode(o.name) == "local_sgd" && o.local_sync == "gradients";
   const float alpha = o.alpha(num_workers);
@@ -148,6 +165,12 @@ std::vector<Row> Rows(const ModeOptions& o, uint32_t num_workers) {
        absl::StrCat(o.buffer(num_workers)),
        CheckCount("dn_buffer", o.buffer(num_workers), 1, kMaxBuffer),
        {{"diloco", "outer_sync", o.outer_sync, {"async"}}}},
+      {"fragments", {"diloco"}, absl::StrCat(o.fragments), CheckFragments(o)},
+      {"overlap", {"diloco"}, absl::StrCat(o.overlap), CheckOverlap(o)},
+      {"mix",
+       {"diloco"},
+       ExactText(o.mix),
+       OkIf(o.mix >= 0 && o.mix <= 1, absl::StrCat("--mix=", o.mix, ": expected 0 to 1"))},
       {"easgd_alpha",
        {"easgd"},
        ExactText(alpha),

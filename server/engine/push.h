@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/payload.h"
+#include "common/slices.h"
 #include "ps/v1/ps.pb.h"
 #include "server/engine/parameters.h"
 
@@ -28,16 +29,21 @@ struct Push {
   std::optional<float> learning_rate;  // The job's, as the worker tells it.
   TensorFactors clip_factors;          // Where a push is measured for itself, once its totals are known; else null.
   KeptVersion pulled;                  // The weights that it was computed on, where delay compensation needs them.
+  // A partial push carries these slices of the model alone, and so leaves out these (by local index), which count as
+  // absent; both are empty if it carries all.
+  SliceRanges carries;
+  std::vector<bool> left_out;
   const void* session = nullptr;       // It brought the newest of the slices; never dereferenced.
   std::vector<Payload> slices;         // By local index; see has().
   size_t received = 0;                 // So many slices are here,
-  size_t absent = 0;                   // and so many of these are absent.
+  size_t absent = 0;                   // and so many of these, and of those that it leaves out, are absent.
   size_t expected = 0;                 // So many slices come, if the push is not empty.
   uint64_t reserved_bytes = 0;
   bool complete = false;  // It counts as here (PushTable::Complete).
 
   bool has_all() const { return samples == 0 || received == expected; }
-  // The slice is here, with values or as one that is absent.
+  bool leaves_out(size_t local) const { return !left_out.empty() && left_out[local]; }
+  // The slice is here, with values or as one that is absent, or does not come.
   bool has(size_t local) const { return slices[local].bytes() > 0 || slices[local].absent(); }
 };
 

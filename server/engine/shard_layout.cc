@@ -36,16 +36,19 @@ absl::Status CheckForm(const Payload& payload, const PushFormat& format, int64_t
 ShardLayout::ShardLayout(Layout model, uint32_t shard, uint32_t num_shards, const PushFormat& pushes)
     : plan_(std::move(model), num_shards), shard_(shard), pushes_(pushes), local_(plan_.slices().size(), -1) {
   const std::vector<uint32_t>& mine = plan_.shard_slices(shard);
-  for (const uint32_t slice : plan_.pushed_shard_slices(shard)) {
-    const SliceInfo& info = plan_.slices()[slice];
-    const PushFormat format = PushFormatOf(plan_.layout()[info.tensor].kind, pushes);
-    const auto sent = static_cast<uint64_t>(format.Sent(info.elements));
-    const bool sparse = format.Sent(info.elements) < info.elements;
-    const bool unpacked = sparse || format.type == WireType::kE3m0;
-    pushed_bytes_ +=
-        sent * (unpacked ? sizeof(float) : WireBytes(format.type)) + (sparse ? sent * sizeof(uint16_t) : 0);
+  for (size_t local = 0; local < mine.size(); ++local) {
+    if (is_pushed(local)) pushed_bytes_ += pushed_bytes(local);
   }
   for (size_t local = 0; local < mine.size(); ++local) local_[mine[local]] = static_cast<int32_t>(local);
+}
+
+uint64_t ShardLayout::pushed_bytes(size_t local) const {
+  const int64_t elements = slice(local).elements;
+  const PushFormat format = PushFormatOf(tensor(local).kind, pushes_);
+  const auto sent = static_cast<uint64_t>(format.Sent(elements));
+  const bool sparse = format.Sent(elements) < elements;
+  const bool unpacked = sparse || format.type == WireType::kE3m0;
+  return sent * ((unpacked ? sizeof(float) : WireBytes(format.type)) + (sparse ? sizeof(uint16_t) : 0));
 }
 
 absl::StatusOr<size_t> ShardLayout::LocalIndex(const ReceivedSlice& received, Of of) const {

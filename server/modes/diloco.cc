@@ -33,7 +33,10 @@ std::unique_ptr<Mode> MakeDiloco(const ModeOptions& options, uint32_t num_worker
   const bool async = options.outer_sync == "async";
   v1::ModePolicy policy = async ? v1::ModePolicy() : Barrier::Policy();
   v1::LocalSteps& local = *policy.mutable_local_steps();
-  local.set_steps(options.batches_per_round());
+  local.set_steps(options.batches_per_round() / options.fragments);  // From one fragment to the next.
+  local.set_fragments(options.fragments);
+  local.set_overlap(options.overlap);
+  local.set_mix(options.mix);
   local.set_exchange(v1::LocalSteps::AVERAGE_WEIGHTS);
   if (async) return std::make_unique<DilocoAsync>(options, num_workers, std::move(policy));
   return std::make_unique<DilocoBarrier>(options, num_workers, std::move(policy));

@@ -59,9 +59,11 @@ ToldSlices BuildStreams::Release(Stream& stream) {
 
 std::vector<size_t> BuildStreams::NewSlices(Stream& stream, const Updater::Update& making) {
   std::vector<size_t> slices;
-  if (FindPush(stream, making) == nullptr) return slices;
+  const Push* const push = FindPush(stream, making);
+  if (push == nullptr) return slices;
   for (size_t i = stream.told; i < making.built.size(); ++i) {
-    if (making.layout->is_pushed(making.built[i])) slices.push_back(making.built[i]);
+    const size_t local = making.built[i];
+    if (making.layout->is_pushed(local) && !push->leaves_out(local)) slices.push_back(local);
   }
   stream.told = making.built.size();
   return slices;

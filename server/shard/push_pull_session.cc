@@ -14,13 +14,20 @@ std::optional<uint64_t> VersionOf(const Request& request) {
   return request.has_version() ? std::optional<uint64_t>(request.version()) : std::nullopt;
 }
 
+bool CarrySame(const v1::PushRequest& a, const v1::PushRequest& b) {
+  return std::equal(a.carries().begin(), a.carries().end(), b.carries().begin(), b.carries().end(),
+                    [](const v1::SliceRange& one, const v1::SliceRange& other) {
+                      return one.begin() == other.begin() && one.end() == other.end();
+                    });
+}
+
 // All messages of a push have the same of what Describe says.
 bool AreOfOnePush(const v1::PushRequest& a, const v1::PushRequest& b) {
   return a.id().rank() == b.id().rank() && a.id().incarnation() == b.id().incarnation() && a.step() == b.step() &&
          a.samples() == b.samples() && a.version() == b.version() && a.contribution() == b.contribution() &&
          a.has_passed() == b.has_passed() && a.passed() == b.passed() &&
          a.has_learning_rate() == b.has_learning_rate() && a.learning_rate() == b.learning_rate() &&
-         a.edition() == b.edition();
+         a.edition() == b.edition() && CarrySame(a, b);
 }
 
 std::string Describe(const v1::PushRequest& push) {
@@ -28,7 +35,8 @@ std::string Describe(const v1::PushRequest& push) {
                       ", samples ", push.samples(), ", version ", push.version(), ", contribution ",
                       int{push.contribution()}, push.has_passed() ? absl::StrCat(", passed ", push.passed()) : "",
                       push.has_learning_rate() ? ", learning rate " + ExactText(push.learning_rate()) : "",
-                      push.edition() > 0 ? absl::StrCat(", edition ", push.edition()) : "");
+                      push.edition() > 0 ? absl::StrCat(", edition ", push.edition()) : "",
+                      push.carries_size() > 0 ? absl::StrCat(", ", push.carries_size(), " ranges of slices") : "");
 }
 
 }  // namespace

@@ -49,6 +49,27 @@ absl::Status CheckNumbers(const v1::PushRequest& header) {
       absl::StrCat(Who(header), ": learning_rate=", rate, ": expected a number of 0 or more"));
 }
 
+SliceRanges CarriesOf(const v1::PushRequest& header) {
+  SliceRanges ranges;
+  if (header.samples() == 0) return ranges;
+  for (const v1::SliceRange& range : header.carries()) ranges.push_back({range.begin(), range.end()});
+  return ranges;
+}
+
+// They ascend, are apart, and are slices of the model.
+absl::Status CheckCarries(const SliceRanges& ranges, size_t slices) {
+  uint32_t from = 0;
+  for (const SliceRange& range : ranges) {
+    if (range.begin < from || range.begin >= range.end || range.end > slices) {
+      return absl::InvalidArgumentError(absl::StrCat("it carries slices ", range.begin, " to before ", range.end,
+                                                     ", which do not follow those before, or are none of the model's ",
+                                                     slices));
+    }
+    from = range.end + 1;
+  }
+  return absl::OkStatus();
+}
+
 // Nothing of it is here yet.
 Push PushOf(const v1::PushRequest& header) {
   Push push;
@@ -62,6 +83,7 @@ Push PushOf(const v1::PushRequest& header) {
   push.runs = header.runs();
   push.contribution = header.contribution();
   push.learning_rate = LearningRateOf(header);
+  push.carries = CarriesOf(header);
   return push;
 }
 
@@ -95,7 +117,7 @@ absl::StatusOr<PushTable::Arrival> PushTable::Add(const void* session, const v1:
   push.session = session;
   for (size_t i = 0; i < slices.size(); ++i) {
     ReceivedSlice& slice = slices[i];
-    const absl::StatusOr<size_t> local = CheckSlice(header, slice, /*finite=*/not_finite != i);
+    const absl::StatusOr<size_t> local = CheckSlice(header, push, slice, /*finite=*/not_finite != i);
     if (!local.ok()) {
       Drop(rank);
       return Annotate(local.status(), Who(header));
@@ -132,8 +154,15 @@ absl::Status PushTable::CheckContribution(const v1::PushRequest& header, const M
     return absl::InvalidArgumentError(
         absl::StrCat(Who(header), ": --mode=", mode.name(), " takes no ", ContributionName(header.contribution())));
   }
+  PS_RETURN_IF_ERROR(Annotate(CheckCarries(CarriesOf(header), layout_->plan().slices().size()), Who(header)));
   const auto step = steps_.find(header.step());
   if (!mode.synchronous() || header.samples() == 0 || step == steps_.end()) return absl::OkStatus();
+  for (const uint32_t rank : step->second.carriers[header.contribution()]) {
+    if (rank == header.id().rank()) continue;
+    if (pushes_.at(rank)->carries == CarriesOf(header)) break;  // As do all others.
+    return absl::InvalidArgumentError(
+        absl::StrCat(Who(header), ": carries other slices of the model than the push of rank ", rank));
+  }
   for (int other = 0; other < v1::Contribution_ARRAYSIZE; ++other) {
     if (other == header.contribution()) continue;
     for (const uint32_t rank : step->second.carriers[static_cast<size_t>(other)]) {
@@ -146,8 +175,8 @@ absl::Status PushTable::CheckContribution(const v1::PushRequest& header, const M
   return absl::OkStatus();
 }
 
-absl::StatusOr<size_t> PushTable::CheckSlice(const v1::PushRequest& header, const ReceivedSlice& slice,
-                                             bool finite) const {
+absl::StatusOr<size_t> PushTable::CheckSlice(const v1::PushRequest& header, const Push& push,
+                                             const ReceivedSlice& slice, bool finite) const {
   const absl::StatusOr<size_t> local = layout_->LocalIndex(slice, ShardLayout::Of::kPush);
   if (!local.ok()) return local.status();
   if (header.samples() == 0) return absl::InvalidArgumentError("there are slices, but samples is 0");
@@ -155,6 +184,10 @@ absl::StatusOr<size_t> PushTable::CheckSlice(const v1::PushRequest& header, cons
   if (!layout_->is_pushed(*local)) {
     return absl::InvalidArgumentError(
         absl::StrCat("slice ", slice.index, " of tensor ", tensor.name, ": it is a constant, which no push carries"));
+  }
+  if (push.leaves_out(*local)) {
+    return absl::InvalidArgumentError(absl::StrCat("slice ", slice.index, " of tensor ", tensor.name,
+                                                   " came, but the push says that it does not carry it"));
   }
   const bool gradient = tensor.kind == TensorKind::kWeight && header.contribution() == v1::CONTRIBUTION_GRADIENT;
   if (slice.payload.absent() && !gradient) {
@@ -191,21 +224,33 @@ absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushReque
     if (push.incarnation == header.id().incarnation() && push.step == header.step() &&
         push.samples == header.samples() && push.version == header.version() &&
         push.contribution == header.contribution() && push.passed == PassedOf(header) &&
-        push.learning_rate == LearningRateOf(header) && push.edition == header.edition()) {
+        push.learning_rate == LearningRateOf(header) && push.edition == header.edition() &&
+        push.carries == CarriesOf(header)) {
       return found;
     }
     Drop(rank);  // The rank restarts this push, or begins another.
   }
-  const uint64_t bytes = header.samples() == 0 ? 0 : layout_->pushed_bytes();
+  auto push = std::make_shared<Push>(PushOf(header));
+  push->slices.resize(layout_->slices());
+  push->expected = layout_->pushed_slices();
+  uint64_t bytes = header.samples() == 0 ? 0 : layout_->pushed_bytes();
+  if (!push->carries.empty()) {
+    push->left_out.resize(layout_->slices());
+    for (size_t local = 0; local < layout_->slices(); ++local) {
+      if (!layout_->is_pushed(local) || Contain(push->carries, layout_->slice(local).index)) continue;
+      push->left_out[local] = true;
+      push->slices[local].set_absent();
+      ++push->absent;
+      --push->expected;
+      bytes -= layout_->pushed_bytes(local);
+    }
+  }
   if (inflight_bytes_ + bytes > max_inflight_bytes_) {
     return absl::ResourceExhaustedError(absl::StrCat(
         Who(header), ": shard ", layout_->shard(), " holds ", inflight_bytes_, " bytes of gradients; with ", bytes,
         " more it would exceed ", "--max_inflight_bytes=", max_inflight_bytes_));
   }
   inflight_bytes_ += bytes;
-  auto push = std::make_shared<Push>(PushOf(header));
-  push->slices.resize(layout_->slices());
-  push->expected = layout_->pushed_slices();
   push->reserved_bytes = bytes;
   Enter(push);
   return push;
@@ -224,7 +269,7 @@ absl::Status PushTable::End(const void* session, const v1::Identity& id, uint64_
   const Push* const push = Assembling(id.rank());
   if (push == nullptr || push->step != step || push->session != session) return absl::OkStatus();
   const absl::Status incomplete = absl::InvalidArgumentError(
-      absl::StrCat("rank ", id.rank(), ", step ", step, ": only ", push->received, " of the ", layout_->pushed_slices(),
+      absl::StrCat("rank ", id.rank(), ", step ", step, ": only ", push->received, " of the ", push->expected,
                    " slices of shard ", layout_->shard(), " arrived"));
   Drop(id.rank());
   return incomplete;

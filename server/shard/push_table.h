@@ -148,7 +148,8 @@ class PushTable {
   // Refuses a push, of which only the rank, the incarnation and the like are looked at.
   void Refuse(const Push& push);
   absl::StatusOr<std::shared_ptr<Push>> FindOrBegin(const v1::PushRequest& header, uint64_t newest);
-  absl::StatusOr<size_t> CheckSlice(const v1::PushRequest& header, const ReceivedSlice& slice, bool finite) const;
+  absl::StatusOr<size_t> CheckSlice(const v1::PushRequest& header, const Push& push, const ReceivedSlice& slice,
+                                    bool finite) const;
   // The rank's push that is assembling; null if there is none.
   const Push* Assembling(uint32_t rank) const;
   // The only ones that change pushes_, and what is derived from it.

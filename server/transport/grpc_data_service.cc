@@ -44,7 +44,7 @@ class DataCall : public ServerCall, public ShardClient {
   }
 
   // What is to be written of the weights that the call gets. Before it asks.
-  void Want(VersionMessages::Wanted wanted) { wanted_ = wanted; }
+  void Want(VersionMessages::Wanted wanted) { wanted_ = std::move(wanted); }
 
   void OnAnswer(absl::StatusOr<ShardAnswer> answer) override {
     if (!answer.ok()) return End(answer.status());
@@ -134,7 +134,9 @@ class PushCall final : public DataCall {
     PS_ASSIGN_OR_RETURN(std::vector<ReceivedSlice> slices, DecodeSlices(message, &request));
     PS_RETURN_IF_ERROR(CheckHeaderBytes(message, slices));
     PS_RETURN_IF_ERROR(Identify(request.id()));
-    Want({.base = BaseOf(request)});
+    VersionMessages::Wanted wanted = {.base = BaseOf(request)};
+    for (const v1::SliceRange& range : request.carries()) wanted.carries.push_back({range.begin(), range.end()});
+    Want(std::move(wanted));
     PS_RETURN_IF_ERROR(session().Add(std::move(request), std::move(slices), weights_ ? Self(this) : nullptr));
     Read(kMaxMessageBytes);
     return absl::OkStatus();

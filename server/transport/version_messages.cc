@@ -38,7 +38,7 @@ void VersionMessages::Add(BuiltSlices built) {
 
 void VersionMessages::Answer(v1::PullReply header, std::optional<VersionPin> weights, Wanted wanted) {
   answered_ = true;
-  wanted_ = wanted;
+  wanted_ = std::move(wanted);
   answer_ = std::move(header);
   weights_ = std::move(weights);
   queue_ = {};
@@ -50,7 +50,8 @@ void VersionMessages::QueueMissing() {
   if (!sent_.empty()) answer_->set_build(build_);
   const ShardLayout& layout = weights_->layout();
   for (size_t local = 0; local < layout.slices(); ++local) {
-    const bool wanted = wanted_.constants || layout.is_pushed(local);
+    const bool carried = wanted_.carries.empty() || Contain(wanted_.carries, layout.slice(local).index);
+    const bool wanted = carried && (wanted_.constants || layout.is_pushed(local));
     if (wanted && (sent_.empty() || !sent_[local])) queue_.push(local);
   }
 }

@@ -13,6 +13,7 @@
 
 #include <grpcpp/support/byte_buffer.h>
 #include "common/codec.h"
+#include "common/slices.h"
 #include "ps/v1/ps.pb.h"
 #include "server/engine/parameters.h"
 #include "server/shard/build_streams.h"
@@ -28,6 +29,7 @@ class VersionMessages {
     bool constants = false;        // Their slices, too.
     bool float32 = false;          // Weights are sent as the server keeps them.
     std::optional<uint64_t> base;  // The meaning is that of PullRequest.base.
+    SliceRanges carries;           // Only these slices; empty: all.
   };
   void Answer(v1::PullReply header, std::optional<VersionPin> weights, Wanted wanted);
 

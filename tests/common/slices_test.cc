@@ -113,6 +113,34 @@ TEST_CASE("The names of a model's tensors have a length that messages and files 
   CHECK(ValidateLayout(layout).ok());
 }
 
+TEST_CASE("Fragments have nearly equal sizes, take turns over the layers, and have each pushed tensor once") {
+  const Layout layout = {{"a", {8}},
+                         {"b", {3}},
+                         {.name = "c", .shape = {100}, .kind = TensorKind::kConstant},
+                         {"d", {4}},
+                         {"e", {2}},
+                         {.name = "f", .shape = {1}, .kind = TensorKind::kBufferMean}};
+  using Fragments = std::vector<std::vector<uint32_t>>;
+  CHECK(FragmentsOf(layout, 1) == Fragments{{0, 1, 3, 4, 5}});
+  CHECK(FragmentsOf(layout, 2) == Fragments{{0, 5}, {1, 3, 4}});
+  CHECK(FragmentsOf(layout, 3) == Fragments{{0}, {1, 4}, {3, 5}});
+  CHECK(FragmentsOf(layout, 6) == Fragments{{0}, {1}, {3}, {4}, {5}, {}});
+}
+
+TEST_CASE("The slices of some tensors are ranges that are apart, and contain each of them and no other") {
+  const SlicePlan plan({{"a", {kSliceElements + 1}}, {"b", {5}}, {"c", {2 * kSliceElements}}, {"d", {1}}}, 2);
+  const std::vector<uint32_t> none;
+  CHECK(SlicesOf(plan, none).empty());
+  CHECK(SlicesOf(plan, std::vector<uint32_t>{0, 1}) == SliceRanges{{0, 3}});
+  CHECK(SlicesOf(plan, std::vector<uint32_t>{0, 1, 2, 3}) == SliceRanges{{0, 6}});
+  const SliceRanges ranges = SlicesOf(plan, std::vector<uint32_t>{0, 2});
+  CHECK(ranges == SliceRanges{{0, 2}, {3, 5}});
+  for (uint32_t slice = 0; slice < 7; ++slice) {
+    CHECK(Contain(ranges, slice) == (slice < 2 || slice == 3 || slice == 4));
+    CHECK_FALSE(Contain({}, slice));
+  }
+}
+
 TEST_CASE("Whatever a layout says changes its hash") {
   const Layout layout = {{"a", {2, 3}}, {"b", {4}}};
   std::set<std::string> hashes = {

@@ -90,6 +90,75 @@ def average_weights(problem, steps, k, momentum, outer=0.0, schedule=constant, o
     return job.w
 
 
+def fragments_of(tensors, count):
+    """Each tensor belongs to the fragment that has the fewest elements so far."""
+    fragments, elements = [[] for _ in range(count)], [0] * count
+    for place, tensor in enumerate(tensors):
+        least = elements.index(min(elements))
+        fragments[least].append(place)
+        elements[least] += np.size(tensor)
+    return fragments
+
+
+class Fragments:
+    """The servers' weights w, one fragment of which is averaged at a time, and the workers."""
+
+    def __init__(self, w, workers, count, mix, outer, outer_lr):
+        self.w, self.workers, self.mix, self.outer, self.outer_lr = w, workers, mix, outer, outer_lr
+        self.velocity = [0 * each for each in w]
+        self.anchors = list(w)
+        self.fragments = fragments_of(w, count)
+        self.samples = [[0] * count for _ in workers]  # Of each worker, since each fragment was pushed.
+        self.pushes, self.under_way = 0, None
+
+    def passed(self, worker, samples):
+        self.samples[worker] = [each + samples for each in self.samples[worker]]
+
+    def push(self):
+        self.under_way = self.pushes % len(self.fragments)
+        self.pushes += 1
+        total = sum(each[self.under_way] for each in self.samples)
+        for place in self.fragments[self.under_way]:
+            d = sum(each[self.under_way] / total * (worker.x[place] - self.anchors[place])
+                    for each, worker in zip(self.samples, self.workers))
+            self.velocity[place] = self.outer * self.velocity[place] + d
+            self.w[place] = self.w[place] + self.outer_lr * (d + self.outer * self.velocity[place])
+        for each in self.samples:
+            each[self.under_way] = 0
+
+    def take(self):
+        if self.under_way is None:
+            return
+        for place in self.fragments[self.under_way]:
+            self.anchors[place] = self.w[place]
+            for worker in self.workers:
+                worker.x[place] = self.mix * worker.x[place] + (1 - self.mix) * self.w[place]
+        self.under_way = None
+
+
+def average_fragments(problem, steps, h, count, overlap, mix, momentum, outer=0.9, outer_lr=0.7):
+    w = [weight.astype(float) for weight in make_weights()]
+    workers = [Worker(problem, rank, w, momentum) for rank in range(problem.workers)]
+    job = Fragments(list(w), workers, count, mix, outer, outer_lr)
+    batches = 0
+    for number in range(steps):
+        for place, worker in enumerate(workers):
+            before = worker.passed
+            worker.step(number)
+            job.passed(place, worker.passed - before)
+        batches += 1
+        ends = number + 1 == steps
+        if not ends and batches == h // count - overlap:
+            job.push()
+        if ends or batches == h // count:
+            job.take()
+            batches = 0
+        for _ in range(count if ends else 0):
+            job.push()
+            job.take()
+    return job.w
+
+
 def average_gradients(problem, steps, k, every, momentum, schedule=constant, averages_at_end=True):
     job = Averages(problem, momentum, 0.0, schedule)
     server = Optimizer(momentum)
@@ -197,6 +266,54 @@ def diloco(build, folder):
                    average_weights(problem, 23, 5, MOMENTUM, 0.9, outer_lr=0.7))
 
 
+class Falls:
+    """A worker of two parameters whose gradient is always 2, at a rate of 1."""
+
+    def __init__(self):
+        self.x = [1.0, 1.0]
+
+    def step(self):
+        self.x = [each - 2 for each in self.x]
+
+
+def fixture(overlap, mix):
+    """Two fragments with H = 6 and an outer SGD of rate 2: the servers' values after each of four pushes. They are those of
+    torchft's test of Streaming DiLoCo."""
+    worker = Falls()
+    job = Fragments([1.0, 1.0], [worker], 2, mix, outer=0.0, outer_lr=2.0)
+    values = []
+    for batch in range(1, 13):
+        worker.step()
+        job.passed(0, 1)
+        if (batch + overlap) % 3 == 0:
+            job.push()
+            values.append(job.w[job.under_way])
+        if batch % 3 == 0:
+            job.take()
+    return values
+
+
+def diloco_fragments(build, folder):
+    known = {(0, 0): [-11, -23, -35, -47], (0, 0.5): [-11, -23, -29, -35],
+             (1, 0): [-7, -19, -27, -39], (1, 0.5): [-7, -19, -25, -31]}
+    for (overlap, mix), values in known.items():
+        assert fixture(overlap, mix) == values, (overlap, mix, fixture(overlap, mix))
+    for (workers, batch), shards, h, count, overlap, mix in (
+            ((2, 16), 1, 6, 2, 0, 0.0), ((2, 16), 3, 6, 2, 1, 0.5), ((3, 7), 3, 6, 3, 1, 0.0), ((2, 16), 1, 5, 1, 2, 0.25),
+            ((3, 7), 1, 4, 4, 0, 1.0)):
+        problem = Problem(workers, batch)
+        weights, lines = train(build, folder, problem, 23, shards,
+                               ["--mode=diloco", f"--local_steps={h}", f"--fragments={count}", f"--overlap={overlap}",
+                                f"--mix={mix}", *optimizer_flags(MOMENTUM)])
+        check_same(f"diloco in {count} fragments of {h} batches, {workers} workers, {shards} servers, overlap {overlap}, "
+                   f"mix {mix}", weights, average_fragments(problem, 23, h, count, overlap, mix, MOMENTUM))
+        if count == 1:
+            continue
+        # Samples count once, whatever number of fragments they are pushed with: the last push has passed none.
+        last = [line for line in lines if line["event"] == "apply"][-1]
+        assert last["position"] == sum(len(problem.indices(rank, number)) for rank in range(workers) for number in range(23))
+
+
 def diloco_async(build, folder):
     for workers, batch, flags, buffer in ((1, 10, ["--dn_buffer=3"], 3), (3, 7, [], 3)):
         problem = Problem(workers, batch)
@@ -263,4 +380,4 @@ def one_local_step_is_bsp(build, folder):
         check_same(f"local_sgd with one step, and bsp, {shards} servers", weights, bsp)
 
 
-run_cases((local_sgd, local_sgd_gradients, diloco, diloco_async, easgd, schedules, one_local_step_is_bsp))
+run_cases((local_sgd, local_sgd_gradients, diloco, diloco_fragments, diloco_async, easgd, schedules, one_local_step_is_bsp))

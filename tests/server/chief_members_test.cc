@@ -581,7 +581,7 @@ TEST_CASE(
   v1::JoinRequest request = job.Request("a");
   const absl::Status refused = job.Join(request).status();
   CHECK(absl::IsFailedPrecondition(refused));
-  CHECK(Message(refused) == "--error_feedback_decay=0.95: the worker's client is of an earlier release, without it");
+  CHECK(Message(refused) == "--error_feedback_decay=0.95: the worker's client cannot do that");
   request.add_features("something else");
   request.add_features("error_feedback_decay");
   const auto joined = job.Join(request);

@@ -14,7 +14,8 @@ namespace {
 
 // A push table on a model of two slices, a and b, of 8 bytes each, that is told events in words and answers in words:
 //
-//   RANK:STEP SLICES [samples N] [version V] [edition E] [incarnation I] [session S]   some slices of a push
+//   RANK:STEP SLICES [samples N] [version V] [edition E] [incarnation I] [session S] [carries 12]   some slices of a
+//                                    push, which carries slices 1 to before 2 alone
 //                                    ("-": none; "~a": a is absent; "!a": so it says, but has values; "?a": its values
 //                                    are not finite)
 //   end RANK:STEP session S          no more slices come
@@ -82,6 +83,11 @@ class Scenario {
       if (key == "edition") header.set_edition(value);
       if (key == "incarnation") header.mutable_id()->set_incarnation(value);
       if (key == "session") session = value;
+      if (key == "carries") {
+        v1::SliceRange* const range = header.add_carries();
+        range->set_begin(static_cast<uint32_t>(value / 10));
+        range->set_end(static_cast<uint32_t>(value % 10));
+      }
       if (key == "contribution") header.set_contribution(static_cast<v1::Contribution>(value));
     }
     std::vector<ReceivedSlice> received;
@@ -228,6 +234,53 @@ TEST_CASE("A slice that is absent is here without values, and completes its push
                {"1:0 ~ab edition 4", "new: a b, complete, dropped, 32 B"}});
   CHECK(asp.table().Find(0)->absent == 2);
   CHECK(asp.table().Find(1)->absent == 1);
+}
+
+TEST_CASE("A partial push is complete with the slices that it carries, and holds their bytes alone") {
+  Scenario asp("asp");
+  Follow(asp, {{"0:0 a carries 1", "new: a, complete, 8 B"},
+               {"1:0 - carries 12", "new:, 16 B"},
+               {"1:0 b carries 12", "new: b, complete, 16 B"}});
+  CHECK(asp.table().Find(0)->leaves_out(1));
+  CHECK_FALSE(asp.table().Find(0)->leaves_out(0));
+  CHECK(asp.table().Find(0)->absent == 1);
+  Follow(asp, {{"take 0: 0", "taken, 16 B"},
+               {"record 0", "recorded, 8 B"},
+               {"0:1 ~a carries 1", "new: a, complete, 16 B"},  // Carried, but without a gradient.
+               {"end 1:0 session 0", "ended, 16 B"}});
+  Scenario half("asp");
+  Follow(half, {{"0:0 - carries 2 session 1", "new:, 16 B"},
+                {"0:0 a carries 2 session 1", "new: a, 16 B"},
+                {"end 0:0 session 1", "rank 0, step 0: only 1 of the 2 slices of shard 0 arrived, dropped, 0 B"},
+                {"0:0 a carries 2 samples 0", "rank 0, step 0: there are slices, but samples is 0, dropped, 0 B"},
+                {"0:0 - carries 1 samples 0", "new:, complete, 0 B"}});
+}
+
+TEST_CASE("A partial push that brings what it does not carry, or carries what there is not, is refused in one line") {
+  Scenario asp("asp");
+  Follow(asp, {{"0:0 b carries 1",
+                "rank 0, step 0: slice 1 of tensor b came, but the push says that it does not carry it, dropped, 0 B"},
+               {"0:0 a carries 13",
+                "rank 0, step 0: it carries slices 1 to before 3, which do not follow those before, or are none of the "
+                "model's 2, 0 B"},
+               {"0:0 a carries 11",
+                "rank 0, step 0: it carries slices 1 to before 1, which do not follow those before, or are none of the "
+                "model's 2, 0 B"},
+               {"0:0 a carries 12 carries 1",
+                "rank 0, step 0: it carries slices 0 to before 1, which do not follow those before, or are none of the "
+                "model's 2, 0 B"},
+               // A rank that begins its push anew may carry something else.
+               {"0:0 - carries 1", "new:, 8 B"},
+               {"0:0 a", "new: a, dropped, 16 B"}});
+}
+
+TEST_CASE("Where a step is made of all workers' pushes they carry the same, and empty ones nothing") {
+  Scenario bsp("bsp");
+  Follow(bsp, {{"0:0 a carries 1", "new: a, complete, 8 B"},
+               {"1:0 b carries 12", "rank 1, step 0: carries other slices of the model than the push of rank 0, 8 B"},
+               {"1:0 a", "rank 1, step 0: carries other slices of the model than the push of rank 0, 8 B"},
+               {"1:0 - samples 0", "new:, complete, 8 B"},
+               {"take 0: 0 1", "taken, 8 B"}});
 }
 
 TEST_CASE("An absent slice that makes no sense is refused in one line, and drops its push") {

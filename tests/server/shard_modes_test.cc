@@ -37,6 +37,12 @@ absl::StatusOr<ShardAnswer> PullToCompute(T& test, uint32_t rank, std::optional<
   return reply.Wait();
 }
 
+v1::PushRequest Partial(v1::PushRequest header, uint32_t begin, uint32_t end) {
+  header.add_carries()->set_begin(begin);
+  header.mutable_carries(0)->set_end(end);
+  return header;
+}
+
 float Weight(T& test) { return test.PullUnnamed(std::nullopt)->weights()[0]; }
 
 TEST_CASE("A shard reports at which steps ranks were left whose owners have gone, and no rank of a present owner") {
@@ -348,6 +354,51 @@ TEST_CASE("asp applies pushes that wait in one pass, to the bits of one after th
     if (!at_once) one_by_one = weights;
     CHECK(weights == one_by_one);
   }
+}
+
+// Adam's first update of a weight has the size of the learning rate, whatever the gradient is, since both of its means
+// are corrected for the number of updates.
+TEST_CASE("What a partial push leaves out stays as it is, and counts no update of its optimizer") {
+  for (const char* mode : {"asp", "bsp"}) {
+    CAPTURE(mode);
+    const bool asp = std::string(mode) == "asp";
+    T test(mode, Options({}, "adam"), {{"a", {2}}, {"b", {2}}});
+    const auto push = [&](uint64_t step, const v1::PushRequest& carries, uint32_t slice, float gradient) {
+      for (const uint32_t rank : {0U, 1U}) {
+        if (asp && rank == 1) continue;
+        v1::PushRequest header = Computed(rank, step, step);
+        *header.mutable_carries() = carries.carries();
+        REQUIRE(test.Add(header, {T::Slice(slice, {gradient, -gradient})}).ok());
+      }
+      REQUIRE(test.Answer(0, step)->answer() == v1::ANSWER_APPLIED);
+    };
+    const auto weights = [&] {
+      const absl::StatusOr<VersionPin> pin = test.PullUnnamed(std::nullopt);
+      return std::vector<float>{pin->slice(0)[0], pin->slice(1)[0]};
+    };
+    for (uint64_t step = 0; step < 5; ++step) push(step, Partial({}, 0, 1), 0, 3);
+    CHECK(weights()[0] == Approx(-4));
+    CHECK(weights()[1] == 1);
+    push(5, Partial({}, 1, 2), 1, 0.5F);
+    CHECK(weights()[0] == Approx(-4));
+    CHECK(weights()[1] == Approx(0));
+    CHECK(test.PullUnnamed(std::nullopt)->version() == 6);
+  }
+}
+
+TEST_CASE("The outer optimizer moves the fragment that all differences carry, and nothing else") {
+  T test("diloco", Options({}), {{"a", {2}}, {"b", {2}}, {"c", {2}}});
+  for (const uint32_t rank : {0U, 1U}) {
+    v1::PushRequest header = Partial(Computed(rank, 0, 0), 1, 2);
+    header.set_contribution(v1::CONTRIBUTION_WEIGHT_DIFFERENCE);
+    REQUIRE(test.Add(header, {T::Slice(1, {1.0F + static_cast<float>(rank), 0})}).ok());
+  }
+  const absl::StatusOr<VersionPin> pin = test.PullUnnamed(1);
+  REQUIRE(pin.ok());
+  CHECK(pin->slice(0)[0] == 1);
+  CHECK(pin->slice(1)[0] > 1);  // 0.7 of the mean, and the momentum's share.
+  CHECK(pin->slice(1)[0] == Approx(1 + 0.7 * (1.5 + 0.9 * 1.5)));
+  CHECK(pin->slice(2)[0] == 1);
 }
 
 }  // namespace

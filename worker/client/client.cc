@@ -64,7 +64,7 @@ absl::Status ClientImpl::TakeAnswer(const Layout& layout) {
     return absl::FailedPreconditionError(absl::StrCat("the server cuts slices of ", joined_as_.slice_elements(),
                                                       " elements; this client of ", kSliceElements));
   }
-  PS_ASSIGN_OR_RETURN(policy_, PolicyOf(joined_as_));
+  PS_ASSIGN_OR_RETURN(policy_, PolicyOf(joined_as_, layout));
   PS_RETURN_IF_ERROR(TakeWireFormat());
   PS_RETURN_IF_ERROR(TakeDataOfAll());
   return SetUpLinks(layout);
@@ -208,7 +208,7 @@ std::shared_ptr<Exchange> ClientImpl::Start(const PushInfo& push, const ConstTen
   request.out = gradients;
   request.in = weights;
   request.deferred = deferred;
-  request.view = view && can_view();
+  request.view = view && can_view() && push.tensors.empty();
   request.empty_contributions = policy_.empty_contributions;
   const absl::Status staged = StageGradients(request);
   return Run(std::move(request), std::move(callback), staged);

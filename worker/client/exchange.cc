@@ -36,6 +36,16 @@ TimePoint EndOf(absl::Duration time) {
   return time == absl::InfiniteDuration() ? TimePoint::max() : Now() + ToChrono(time);
 }
 
+// By tensor; empty: it has to do with all.
+std::vector<bool> CarriedTensors(const ExchangeRequest& request, size_t tensors) {
+  if (!request.pushes() || request.push.tensors.empty()) return {};
+  std::vector<bool> carried(tensors);
+  for (const uint32_t tensor : request.push.tensors) {
+    if (tensor < tensors) carried[tensor] = true;  // Else CheckRequest says it.
+  }
+  return carried;
+}
+
 constexpr size_t kSlicesAtOnce = 8;  // Together a MiB, unless tensors are small.
 
 }  // namespace
@@ -47,6 +57,8 @@ RetryingExchange::RetryingExchange(std::shared_ptr<const ExchangeContext> contex
       request_(std::move(request)),
       out_(request_.out),
       absent_(request_.out.size(), 0),
+      carried_(CarriedTensors(request_, context_->plan.layout().size())),
+      carries_(SlicesOf(context_->plan, request_.push.tensors)),
       tensor_slices_(SlicesOfTensors(context_->plan)),
       // Values that are copied are in the cache: to look at them costs nothing more.
       servers_look_(request_.pushes() && !request_.push.skip_not_finite && request_.shared != nullptr &&
@@ -64,11 +76,11 @@ RetryingExchange::RetryingExchange(std::shared_ptr<const ExchangeContext> contex
                                                .spread = context_->spread},
                                               timer_.now()),
                          .version = request_.version}),
-      ready_(context_->plan, request_.has_constants()),
+      ready_(context_->plan, request_.has_constants(), carried_),
       samples_(request_.push.samples),
       told_samples_(request_.push.samples),
       callback_(std::move(callback)) {
-  if (exact()) arrived_.emplace(context_->plan, request_.has_constants());
+  if (exact()) arrived_.emplace(context_->plan, request_.has_constants(), carried_);
 }
 
 std::string RetryingExchange::Where(uint32_t shard) const {
@@ -97,7 +109,8 @@ void RetryingExchange::Begin() {
   for (uint32_t i = 0; i < shards; ++i) StartCall((context_->rank + i) % shards);
   if (!request_.sends_no_slices() && !request_.deferred) {
     for (size_t tensor = 0; tensor < tensor_slices_.size(); ++tensor) {
-      if (request_.has_constants() || IsPushed(context_->plan.layout()[tensor].kind)) TensorReady(tensor);
+      const bool sent = request_.has_constants() || IsPushed(context_->plan.layout()[tensor].kind);
+      if (sent && Carries(tensor)) TensorReady(tensor);
     }
   }
   ReleaseMemory();  // Begin's own hold: it reads the gradients.
@@ -135,6 +148,7 @@ CallRequest RetryingExchange::MakeCallRequest(uint32_t shard, TimePoint now) {
   call.view = request_.view;
   call.out = &out_;
   call.absent_tensors = &absent_;
+  if (!carries_.empty()) call.carries = &carries_;
   call.in = &request_.in;
   if (request_.encoded) call.encoded = request_.shared.get();
   call.float32 = request_.float32;
@@ -233,8 +247,12 @@ absl::Status RetryingExchange::CheckReply(uint32_t shard, const ShardReply& repl
   if (request_.pushes() && !PullsOnly() && reply.answer == PushAnswer::kNone) {
     return absl::InternalError(absl::StrCat(Where(shard), ": it ended the push without an answer"));
   }
-  const size_t slices =
-      (PullsOnly() ? context_->plan.shard_slices(shard) : context_->plan.pushed_shard_slices(shard)).size();
+  const std::vector<uint32_t>& pushed = context_->plan.pushed_shard_slices(shard);
+  size_t slices = PullsOnly() ? context_->plan.shard_slices(shard).size() : pushed.size();
+  if (!PullsOnly() && !carries_.empty()) {
+    slices = static_cast<size_t>(
+        std::count_if(pushed.begin(), pushed.end(), [this](uint32_t slice) { return Contain(carries_, slice); }));
+  }
   if (!ReceivesSlices(request_.kind) || reply.slices == slices) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(Where(shard), ": it sent ", reply.slices, " of its ", slices, " slices"));
 }
@@ -366,7 +384,8 @@ void RetryingExchange::Abort(const absl::Status& status) {
 // A slice that may already be computed on must not be written again.
 bool RetryingExchange::WantsSlice(uint32_t slice) {
   // A push that has become a pull brings constants, too, for which there need not be memory.
-  if (request_.pushes() && !IsPushed(context_->plan.layout()[context_->plan.slices()[slice].tensor].kind)) return false;
+  const size_t tensor = context_->plan.slices()[slice].tensor;
+  if (request_.pushes() && !(IsPushed(context_->plan.layout()[tensor].kind) && Carries(tensor))) return false;
   MutexLock lock(mutex_);
   if (!all_ready_at_.has_value()) return false;  // Gradients may still be computed on what is there.
   return !arrived_.has_value() || !arrived_->Has(slice);

@@ -87,6 +87,8 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   bool exact() const {
     return request_.kind == CallKind::kPushPull ? context_->exact_versions : request_.version.has_value();
   }
+  // Whether the exchange has to do with this tensor at all (PushInfo::tensors).
+  bool Carries(size_t tensor) const { return carried_.empty() || carried_[tensor]; }
   std::string Where(uint32_t shard) const;
   std::string Who() const;  // The rank, and of a push the step.
 
@@ -156,6 +158,9 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   // A tensor's are set before it is ready, and then constant.
   ConstTensors out_;
   std::vector<uint8_t> absent_;  // Unless 0, there is no gradient of it.
+  // Of a partial push: the tensors that it carries, and their slices; else empty.
+  const std::vector<bool> carried_;
+  const SliceRanges carries_;
   const std::vector<std::vector<uint32_t>> tensor_slices_;
   const bool servers_look_;  // Nobody need look here whether gradients are finite.
 

@@ -11,14 +11,15 @@ namespace {
 // Tensors that are not moved, or whose memory is named later, may be empty.
 template <typename Tensors>
 absl::Status CheckTensors(const Layout& layout, const Tensors& tensors, const std::string& what, bool constants,
-                          bool may_be_missing) {
+                          bool may_be_missing, const std::vector<uint32_t>& carried = {}) {
   if (tensors.size() != layout.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat(what, ": ", tensors.size(), " tensors for a model of ", layout.size()));
   }
   for (size_t i = 0; i < layout.size(); ++i) {
     if (tensors[i].size() == static_cast<size_t>(layout[i].elements())) continue;
-    if (tensors[i].empty() && (may_be_missing || (!constants && !IsPushed(layout[i].kind)))) continue;
+    const bool carries = carried.empty() || std::binary_search(carried.begin(), carried.end(), i);
+    if (tensors[i].empty() && (!carries || may_be_missing || (!constants && !IsPushed(layout[i].kind)))) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(what, ": ", tensors[i].size(), " elements for tensor ", ToString(layout[i])));
   }
@@ -33,14 +34,21 @@ absl::Status CheckRequest(const ExchangeRequest& request, const SlicePlan& plan)
     return absl::InvalidArgumentError(
         absl::StrCat("PushInfo.versions has ", versions, " versions for ", plan.num_shards(), " shards"));
   }
+  const std::vector<uint32_t>& carried = request.push.tensors;
+  for (size_t i = 0; i < carried.size(); ++i) {
+    const bool follows = i == 0 || carried[i - 1] < carried[i];
+    if (follows && carried[i] < plan.layout().size() && IsPushed(plan.layout()[carried[i]].kind)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "PushInfo.tensors: ", carried[i], " does not follow the one before, or is no tensor that is pushed"));
+  }
   if (!request.sends_no_slices()) {
     PS_RETURN_IF_ERROR(CheckTensors(plan.layout(), request.out, request.pushes() ? "gradients" : "initial values",
                                     /*constants=*/!request.pushes(),
-                                    /*may_be_missing=*/request.deferred || request.push.rounded));
+                                    /*may_be_missing=*/request.deferred || request.push.rounded, carried));
   }
   if (!ReceivesSlices(request.kind)) return absl::OkStatus();
   return CheckTensors(plan.layout(), request.in, "weights", /*constants=*/request.kind == CallKind::kPull,
-                      /*may_be_missing=*/false);
+                      /*may_be_missing=*/false, carried);
 }
 
 ExchangeResult CombineReplies(const ExchangeRequest& request, const std::vector<ShardReply>& replies,

@@ -52,6 +52,7 @@ v1::JoinRequest MakeJoinRequest(const ClientOptions& options, const Layout& layo
   request.set_samples_per_epoch(options.samples_per_epoch);
   request.set_counts_steps(options.counts_steps);
   request.add_features("error_feedback_decay");
+  if (options.does_fragments) request.add_features("fragments");
   if (options.own_data.has_value()) *request.mutable_own_data() = ToProto(*options.own_data);
   if (options.optimizer.has_value()) *request.mutable_optimizer() = ToProto(*options.optimizer);
   request.set_host(HostName());
@@ -132,6 +133,21 @@ absl::Status Check(const LocalSteps& steps) {
   if (steps.exchange == LocalSteps::Exchange::kElastic && !(steps.alpha > 0 && steps.alpha < 1)) {
     return absl::FailedPreconditionError(absl::StrCat("alpha is ", steps.alpha));
   }
+  if (!steps.fragments.empty()) {
+    const bool empty = std::any_of(steps.fragments.begin(), steps.fragments.end(),
+                                   [](const auto& tensors) { return tensors.empty(); });
+    if (empty) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("--fragments=", steps.fragments.size(), ": the model has too few tensors for so many"));
+    }
+    if (steps.exchange != LocalSteps::Exchange::kAverageWeights) {
+      return absl::FailedPreconditionError("fragments are of weights that are averaged");
+    }
+  }
+  if (steps.overlap >= std::max(steps.steps, 1U)) {
+    return absl::FailedPreconditionError(absl::StrCat("overlap is ", steps.overlap, " of ", steps.steps, " batches"));
+  }
+  if (!(steps.mix >= 0 && steps.mix <= 1)) return absl::FailedPreconditionError(absl::StrCat("mix is ", steps.mix));
   for (const float limit : {steps.clip_value, steps.clip_tensor_norm, steps.clip_norm}) {
     if (!std::isfinite(limit) || limit < 0) {
       return absl::FailedPreconditionError(absl::StrCat("a limit of clipping is ", limit));
@@ -140,7 +156,7 @@ absl::Status Check(const LocalSteps& steps) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<LocalSteps> LocalStepsOf(const v1::LocalSteps& steps) {
+absl::StatusOr<LocalSteps> LocalStepsOf(const v1::LocalSteps& steps, const Layout& layout) {
   PS_ASSIGN_OR_RETURN(const LocalSteps::Exchange exchange, ExchangeOf(steps));
   LocalSteps local = {.exchange = exchange,
                       .steps = steps.steps(),
@@ -150,7 +166,14 @@ absl::StatusOr<LocalSteps> LocalStepsOf(const v1::LocalSteps& steps) {
                       .optimizer = steps.optimizer(),
                       .clip_value = steps.clip_value(),
                       .clip_tensor_norm = steps.clip_tensor_norm(),
-                      .clip_norm = steps.clip_norm()};
+                      .clip_norm = steps.clip_norm(),
+                      .fragments = {},
+                      .overlap = steps.overlap(),
+                      .mix = steps.mix()};
+  if (steps.fragments() > kMaxFragments) {
+    return absl::FailedPreconditionError(absl::StrCat(steps.fragments(), " fragments"));
+  }
+  if (steps.fragments() > 1) local.fragments = FragmentsOf(layout, steps.fragments());
   if (const absl::Status status = Check(local); !status.ok()) return status;
   return local;
 }
@@ -196,11 +219,11 @@ absl::StatusOr<v1::JoinReply> JoinJob(ChiefCalls& chief, const ClientOptions& op
   return joined;
 }
 
-absl::StatusOr<ModePolicy> PolicyOf(const v1::JoinReply& joined) {
+absl::StatusOr<ModePolicy> PolicyOf(const v1::JoinReply& joined, const Layout& layout) {
   ModePolicy policy = {.empty_contributions = joined.policy().empty_contributions(),
                        .exact_versions = joined.policy().exact_versions()};
   if (!joined.policy().has_local_steps()) return policy;
-  absl::StatusOr<LocalSteps> local = LocalStepsOf(joined.policy().local_steps());
+  absl::StatusOr<LocalSteps> local = LocalStepsOf(joined.policy().local_steps(), layout);
   if (!local.ok()) {
     return Annotate(local.status(), absl::StrCat("--mode=", joined.mode(), ": the server's local_steps"));
   }

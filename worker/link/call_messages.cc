@@ -95,6 +95,13 @@ v1::PushRequest PushHeaderOf(const CallRequest& request) {
   header.set_runs(request.runs);
   if (request.passed.has_value()) header.set_passed(*request.passed);
   if (request.learning_rate.has_value()) header.set_learning_rate(*request.learning_rate);
+  if (request.carries != nullptr) {
+    for (const SliceRange& range : *request.carries) {
+      v1::SliceRange* const carried = header.add_carries();
+      carried->set_begin(range.begin);
+      carried->set_end(range.end);
+    }
+  }
   return header;
 }
 

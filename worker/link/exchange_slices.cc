@@ -12,11 +12,12 @@ std::vector<std::vector<uint32_t>> SlicesOfTensors(const SlicePlan& plan) {
   return slices;
 }
 
-ReadySlices::ReadySlices(const SlicePlan& plan, bool with_constants)
+ReadySlices::ReadySlices(const SlicePlan& plan, bool with_constants, const std::vector<bool>& carried)
     : plan_(plan), missing_slices_(plan.num_shards()), last_(plan.num_shards()) {
   expected_.reserve(plan.layout().size());
-  for (const TensorSpec& tensor : plan.layout()) {
-    expected_.push_back(with_constants || IsPushed(tensor.kind));
+  for (size_t tensor = 0; tensor < plan.layout().size(); ++tensor) {
+    const bool part = carried.empty() || carried[tensor];
+    expected_.push_back(part && (with_constants || IsPushed(plan.layout()[tensor].kind)));
     if (expected_.back()) ++missing_tensors_;
   }
   for (const SliceInfo& slice : plan.slices()) {
@@ -54,10 +55,11 @@ std::vector<uint32_t> ReadySlices::NewOfShard(uint32_t shard, std::span<const ui
   return fresh;
 }
 
-ArrivedSlices::ArrivedSlices(const SlicePlan& plan, bool with_constants)
+ArrivedSlices::ArrivedSlices(const SlicePlan& plan, bool with_constants, const std::vector<bool>& carried)
     : plan_(plan), arrived_(plan.slices().size()), missing_(plan.layout().size()) {
   for (const SliceInfo& slice : plan.slices()) {
-    if (with_constants || IsPushed(plan.layout()[slice.tensor].kind)) ++missing_[slice.tensor];
+    const bool part = carried.empty() || carried[slice.tensor];
+    if (part && (with_constants || IsPushed(plan.layout()[slice.tensor].kind))) ++missing_[slice.tensor];
   }
 }
 

@@ -22,8 +22,9 @@ std::vector<std::vector<uint32_t>> SlicesOfTensors(const SlicePlan& plan);
 // is pushed may still be replaced, and no weights come that are made of it.
 class ReadySlices {
  public:
-  // The slices of a push, or, with those of constants, of initial values. The plan outlives it.
-  ReadySlices(const SlicePlan& plan, bool with_constants);
+  // The slices of a push, or, with those of constants, of initial values. The plan outlives it. `carried`: those of
+  // these tensors alone; empty: of all.
+  ReadySlices(const SlicePlan& plan, bool with_constants, const std::vector<bool>& carried = {});
 
   // This tensor's slices follow. False if there is no such tensor, it is not sent, or it was begun before.
   bool BeginTensor(size_t tensor);
@@ -53,8 +54,8 @@ class ReadySlices {
 // Slices that have arrived for good: another attempt would bring the same, and they may already be computed on.
 class ArrivedSlices {
  public:
-  // The slices that a push_pull brings, or, with those of constants, a pull.
-  ArrivedSlices(const SlicePlan& plan, bool with_constants);
+  // The slices that a push_pull brings, or, with those of constants, a pull. `carried` as above.
+  ArrivedSlices(const SlicePlan& plan, bool with_constants, const std::vector<bool>& carried = {});
 
   bool Has(uint32_t slice) const { return arrived_[slice]; }
   bool HasTensor(size_t tensor) const { return missing_[tensor] == 0; }

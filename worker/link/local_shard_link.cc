@@ -43,8 +43,8 @@ class LocalShardCall final : public ShardCall, public LocalCall, public std::ena
   void SendReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckWeights(const SharedMemory& weights) const;
   // That a reply brings.
-  const std::vector<uint32_t>& SlicesOfReply() const;
-  void CopyWeights(const SharedMemory& weights);
+  std::vector<uint32_t> SlicesOfReply() const;
+  void CopyWeights(const SharedMemory& weights, const std::vector<uint32_t>& slices);
   WeightsView ViewOf(const std::shared_ptr<const SharedMemory>& weights, std::shared_ptr<const void> pin) const;
 
   const std::shared_ptr<LocalConnection> connection_;
@@ -129,15 +129,20 @@ absl::Status LocalShardCall::CheckWeights(const SharedMemory& weights) const {
   return absl::InternalError("the server's memory does not hold its slices");
 }
 
-const std::vector<uint32_t>& LocalShardCall::SlicesOfReply() const {
+std::vector<uint32_t> LocalShardCall::SlicesOfReply() const {
   const SlicePlan& plan = *connection_->target().plan;
   const uint32_t shard = connection_->target().shard;
-  return request_.kind == CallKind::kPull ? plan.shard_slices(shard) : plan.pushed_shard_slices(shard);
+  if (request_.kind == CallKind::kPull) return plan.shard_slices(shard);
+  std::vector<uint32_t> slices = plan.pushed_shard_slices(shard);
+  if (request_.carries != nullptr) {
+    std::erase_if(slices, [this](uint32_t slice) { return !Contain(*request_.carries, slice); });
+  }
+  return slices;
 }
 
-void LocalShardCall::CopyWeights(const SharedMemory& weights) {
+void LocalShardCall::CopyWeights(const SharedMemory& weights, const std::vector<uint32_t>& slices) {
   const SlicePlan& plan = *connection_->target().plan;
-  for (const uint32_t index : SlicesOfReply()) {
+  for (const uint32_t index : slices) {
     const SliceInfo& slice = plan.slices()[index];
     if (request_.wants_slice && !request_.wants_slice(index)) continue;
     const uint8_t* const from = weights.bytes().data() + static_cast<size_t>(slice.shard_offset) * sizeof(float);
@@ -189,11 +194,12 @@ void LocalShardCall::OnReply(const v1::LocalReply& reply, const std::shared_ptr<
   if (reply.has_pull()) status = TakePull(reply.pull(), &reply_);
   if (status.ok() && weights != nullptr) status = CheckWeights(*weights);
   if (status.ok() && weights != nullptr) {
-    reply_.slices = SlicesOfReply().size();
+    const std::vector<uint32_t> slices = SlicesOfReply();
+    reply_.slices = slices.size();
     if (request_.view) {
       reply_.view = ViewOf(weights, pin);
     } else {
-      CopyWeights(*weights);
+      CopyWeights(*weights, slices);
     }
   }
   End(status);

@@ -57,6 +57,8 @@ struct CallRequest {
   bool absent(const SliceInfo& slice) const {
     return absent_tensors != nullptr && (*absent_tensors)[slice.tensor] != 0;
   }
+  // The slices of a partial push, which live as long; null: it carries all.
+  const SliceRanges* carries = nullptr;
   // Unless null: what is sent instead of `out`, as the job sends it (EncodeSlice, or the worker's own rounding).
   const SharedTensors* encoded = nullptr;
   // What weights that come are rounded to.

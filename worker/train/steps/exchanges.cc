@@ -62,6 +62,16 @@ void Exchanges::StartView(uint32_t samples, const ConstTensors& out, const Mutab
   exchange_ = client_.StartPushView(push_, out, in, deferred);
 }
 
+void Exchanges::StartPart(uint32_t samples, uint64_t passed, std::vector<uint32_t> tensors, uint64_t version,
+                          std::vector<uint64_t> versions, const ConstTensors& out, const MutableTensors& in) {
+  SetPush(samples, PushContribution::kWeightDifference, in, passed);
+  push_.version = version;
+  push_.versions = std::move(versions);
+  push_.tensors = std::move(tensors);
+  viewing_ = false;
+  exchange_ = client_.StartPushPull(push_, out, in, /*deferred=*/false);
+}
+
 absl::Status Exchanges::AwaitTensor(size_t tensor) {
   if (exchange_ == nullptr) return absl::OkStatus();
   const Waiting::Scope waits(waiting_);

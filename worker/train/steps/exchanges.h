@@ -83,6 +83,9 @@ class Exchanges {
   // The same, but the weights may stay where the server has them, where view() then finds them: not in `in`.
   void StartView(uint32_t samples, const ConstTensors& out, const MutableTensors& in, bool deferred,
                  std::optional<uint64_t> passed);
+  // Pushes the difference of these tensors from weights of these versions, and pulls these tensors alone.
+  void StartPart(uint32_t samples, uint64_t passed, std::vector<uint32_t> tensors, uint64_t version,
+                 std::vector<uint64_t> versions, const ConstTensors& out, const MutableTensors& in);
   // Where the weights that came last are, if that is not where they were to be pulled to.
   const WeightsView& view() const { return latest_.view; }
   // The exchange under way is to bring a view: the weights are there at once, when it has ended.

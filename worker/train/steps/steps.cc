@@ -40,8 +40,11 @@ absl::StatusOr<std::unique_ptr<Steps>> MakeSteps(const StepsContext& context) {
   if (PushesGradients(policy, context.delayed_pushes)) return MakePushGradients(context);
   if (context.delayed_pushes > 0) return MakeDelayedGradients(context);
   switch (policy.local_steps->exchange) {
-    case LocalSteps::Exchange::kAverageWeights:
-      return MakeAverageWeights(context);
+    case LocalSteps::Exchange::kAverageWeights: {
+      const LocalSteps& local = *policy.local_steps;
+      const bool whole = local.fragments.size() <= 1 && local.overlap == 0 && local.mix == 0;
+      return whole ? MakeAverageWeights(context) : MakeAverageFragments(context);
+    }
     case LocalSteps::Exchange::kAverageGradients:
       return MakeAverageGradients(context);
     case LocalSteps::Exchange::kElastic:

@@ -91,6 +91,8 @@ absl::StatusOr<std::unique_ptr<Steps>> MakeDelayedGradients(const StepsContext& 
 // where the worker begins. RESOURCE_EXHAUSTED, naming the tensor, if there is not enough memory for the copies of
 // weights and the optimizer's state; INVALID_ARGUMENT if the optimizer is unknown to this worker.
 absl::StatusOr<std::unique_ptr<Steps>> MakeAverageWeights(const StepsContext& context);
+// The same, in fragments, or with an overlap or a mix (LocalSteps).
+absl::StatusOr<std::unique_ptr<Steps>> MakeAverageFragments(const StepsContext& context);
 absl::StatusOr<std::unique_ptr<Steps>> MakeAverageGradients(const StepsContext& context);
 absl::StatusOr<std::unique_ptr<Steps>> MakeElastic(const StepsContext& context);
 

@@ -70,6 +70,8 @@ struct ClientOptions {
   // Pushes say that they count for 1 sample each, whatever their gradients were computed on. The join is refused where
   // a schedule of the servers counts samples.
   bool counts_steps = false;
+  // The worker does what LocalSteps says of fragments, overlap and mix; else a job that needs it refuses it.
+  bool does_fragments = false;
   // The optimizer that servers are to apply if they leave it to the workers (--optimizer=from_worker); other servers
   // must have been started with the same one. Unset: the worker takes whatever the servers apply.
   std::optional<OptimizerSettings> optimizer;
@@ -122,6 +124,10 @@ struct PushInfo {
   // once this push is applied. A job that goes back to a checkpoint hands out the others again. Unset: all that the
   // worker has taken.
   std::optional<uint64_t> runs = {};
+  // Unless empty, the push is partial: it carries these tensors alone, by their index in the layout, ascending, and a
+  // push_pull brings them alone. Servers leave all others as they are. Other blocks of memory may be empty. Where a
+  // version is made of several workers' pushes, all carry the same (LocalSteps::fragments).
+  std::vector<uint32_t> tensors = {};
   // What follows if a gradient is not finite. True: the push becomes an empty contribution, or, in a mode without those
   // (ModePolicy), nothing is pushed; weights are pulled all the same. False: the exchange fails.
   bool skip_not_finite = false;
@@ -190,6 +196,12 @@ struct LocalSteps {
   float clip_value = 0;
   float clip_tensor_norm = 0;
   float clip_norm = 0;
+  // With kAverageWeights: push s carries fragment s mod fragments.size() alone, whose tensors these are, and its weights
+  // are taken `overlap` batches after it, when the worker's become mix times its own and the rest what came. One fragment
+  // has all tensors.
+  std::vector<std::vector<uint32_t>> fragments;
+  uint32_t overlap = 0;
+  float mix = 0;
 };
 
 // What the job's mode asks of a worker.
