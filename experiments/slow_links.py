@@ -22,6 +22,7 @@ from experiments.shared.pages import NONE, Table
 WORKERS = SERVERS = 4
 LINK_RATES = (10, 100, 1_000), (1_000,)  # Mbit/s; in the full and the quick form, as everything that is a pair.
 LOCAL_STEPS = (1, 8, 64, 512), (1, 8)  # H. Of 1, an exchange follows each step, as in bsp.
+STREAMED = (4, 8), (2, 1)  # Fragments and overlap of streamed exchanges, where rounds are long enough for them.
 MODEL_BYTES = 16 << 20, 1 << 20
 COMPUTE_MS = 50, 5  # What a step takes.
 ROUNDS = 3
@@ -63,6 +64,7 @@ class Training:
     local_steps: int
     learning_rate: float
     outer: tuple[float, float] | None = None  # The outer learning rate and momentum.
+    streamed: tuple[int, int, float] | None = None  # Fragments, overlap and mix.
 
     def server(self) -> list[str]:
         flags = [f"--mode={self.mode}", "--optimizer=momentum", f"--momentum={MOMENTUM}"]
@@ -70,17 +72,26 @@ class Training:
         if self.outer is not None:
             flags += [f"--local_steps={self.local_steps}", f"--outer_lr={self.outer[0]}"]
             flags.append(f"--outer_momentum={self.outer[1]}")
+        if self.streamed is not None:
+            flags += [f"--{flag}={value}" for flag, value in zip(_STREAM_FLAGS, self.streamed, strict=True)]
         return flags
 
     @property
+    def batches_per_push(self) -> int:
+        return self.local_steps // (self.streamed[0] if self.streamed else 1)
+
+    @property
     def name(self) -> str:
-        return self.mode if self.outer is None else f"{self.mode}:{self.local_steps}"
+        name = self.mode if self.outer is None else f"{self.mode}:{self.local_steps}"
+        return f"{name} in {self.streamed[0]} fragments" if self.streamed else name
 
 
+_STREAM_FLAGS = ("fragments", "overlap", "mix")
 TRAININGS = (
     Training(BSP, 1, 0.1),
     Training("diloco", 8, 0.1, (0.7, 0.5)),
     Training("diloco", 64, 0.05, (0.7, 0.7)),
+    Training("diloco", 64, 0.05, (0.7, 0.7), (4, 8, 0.5)),
     Training("diloco", 512, 0.05, (1.0, 0.3)),
 )
 
@@ -89,24 +100,35 @@ TRAININGS = (
 
 
 def measure(lab: Lab) -> pd.DataFrame:
-    """A row for each link rate, form and H: the share of the time that workers compute, and by the bytes alone."""
+    """A row for each link rate, form, whole or streamed, and H: the share of the time that workers compute, and by the
+    bytes alone.
+    """
     rows = []
     for rate in lab.pick(*LINK_RATES):
         for form in FORMS:
-            for steps in lab.pick(*LOCAL_STEPS):
-                found = _bench(lab, rate, form, steps)
-                rows.append(
-                    (rate, form.name, steps, found["p50_s"], found["utilisation"], found["utilisation_by_bytes"])
-                )
-    return pd.DataFrame(rows, columns=["rate", "form", "steps", "round_s", "share", "by_bytes"])
+            for streamed in (False, True):
+                for steps in _rounds(lab, streamed=streamed):
+                    found = _bench(lab, rate, form, steps, streamed=streamed)
+                    shares = (found["p50_s"], found["utilisation"], found["utilisation_by_bytes"])
+                    rows.append((rate, form.name, streamed, steps, *shares))
+    return pd.DataFrame(rows, columns=["rate", "form", "streamed", "steps", "exchange_s", "share", "by_bytes"])
 
 
-def _bench(lab: Lab, rate: int, form: Form, steps: int) -> dict[str, Any]:
+def _rounds(lab: Lab, *, streamed: bool) -> list[int]:
+    """The H for which that can be."""
+    fragments, overlap = lab.pick(*STREAMED)
+    return [steps for steps in lab.pick(*LOCAL_STEPS) if not streamed or steps // fragments > overlap]
+
+
+def _bench(lab: Lab, rate: int, form: Form, steps: int, *, streamed: bool) -> dict[str, Any]:
     """The row that one run of ps_bench printed, or the same that was made before."""
-    name = f"link-{rate}-{form.folder}-{steps}"
+    name = f"link-{rate}-{form.folder}-{steps}{'-streamed' if streamed else ''}"
     command = [str(lab.bin / "ps_bench"), "--json", "--mode=diloco", f"--workers={WORKERS}", f"--servers={SERVERS}"]
     command += [f"--mbit_per_s={rate}", f"--local_steps={steps}", f"--compute={lab.pick(*COMPUTE_MS)}ms"]
-    command += [f"--bytes={lab.pick(*MODEL_BYTES)}", f"--repeats={ROUNDS}", *form.flags, "link"]
+    command += [f"--bytes={lab.pick(*MODEL_BYTES)}", f"--repeats={ROUNDS}", *form.flags]
+    if streamed:
+        command += [f"--{flag}={value}" for flag, value in zip(_STREAM_FLAGS, lab.pick(*STREAMED), strict=False)]
+    command.append("link")
     identity = {"programs": [lab.file_hash(one) for one in ("ps_bench", "ps_server")], "flags": command[1:]}
     out, mark = lab.folder / f"{name}.out", lab.folder / f"{name}.json"
 
@@ -130,26 +152,33 @@ def _shares(lab: Lab, found: pd.DataFrame) -> Table:
     steps = lab.pick(*LOCAL_STEPS)
     table = Table("The share of the time that workers compute; in brackets, what the bytes allow", ["link", "sent as"])
     table.columns += [f"H = {one}" for one in steps]
-    cells = found.set_index(["rate", "form", "steps"])
+    cells = found.set_index(["rate", "form", "streamed", "steps"])
     for rate in lab.pick(*LINK_RATES):
         for form in FORMS:
-            row = [f"{rate:,} Mbit/s", form.name]
-            for one in steps:
-                cell = cells.loc[(rate, form.name, one)]
-                row.append(f"{cell['share']:.3f} ({cell['by_bytes']:.3f})")
-            table.rows.append(row)
+            for streamed in (False, True):
+                row = [f"{rate:,} Mbit/s", _sent(form.name, streamed=streamed)]
+                for one in steps:
+                    key = (rate, form.name, streamed, one)
+                    cell = cells.loc[key] if key in cells.index else None
+                    row.append(NONE if cell is None else f"{cell['share']:.3f} ({cell['by_bytes']:.3f})")
+                table.rows.append(row)
     return table
+
+
+def _sent(form: str, *, streamed: bool) -> str:
+    return f"{form}, streamed" if streamed else form
 
 
 def _by_bytes(found: pd.DataFrame) -> list[Claim]:
     """Of long rounds, that the exchange takes hardly longer than its bytes."""
     claims = []
-    for (rate, form), rows in found[found["steps"] > 1].groupby(["rate", "form"], sort=False):
+    for (rate, form, streamed), rows in found[found["steps"] > 1].groupby(["rate", "form", "streamed"], sort=False):
         ratios = rows["share"] / rows["by_bytes"]
         worst = rows.loc[ratios.idxmin()]
         shares = f"{worst['share']:.3f} of {worst['by_bytes']:.3f}"
         why = f"The least of all H above 1, at H = {int(worst['steps'])}: {shares}."
-        what = f"{rate:,} Mbit/s, {form}: computing, of the share that the bytes allow"
+        sent = _sent(form, streamed=streamed)
+        what = f"{rate:,} Mbit/s, {sent}: computing, of the share that the bytes allow"
         least = f"at least {BY_BYTES_MIN}"
         claims.append(Claim(what, least, f"{ratios.min():.3f}", bool(ratios.min() >= BY_BYTES_MIN), why))
     return claims
@@ -165,7 +194,7 @@ def train_all(lab: Lab) -> pd.DataFrame:
         for training in _trainings(lab):
             for form in _forms(training):
                 for mark in _train(lab, training, form, seed):
-                    batches = mark["step"] * training.local_steps
+                    batches = mark["step"] * training.batches_per_push
                     rows.append((training.name, form.name, seed, batches, 100 * mark["accuracy"]))
     return pd.DataFrame(rows, columns=["mode", "form", "seed", "batches", "percent"])
 
@@ -182,7 +211,7 @@ def _forms(training: Training) -> tuple[Form, ...]:
 def _train(lab: Lab, training: Training, form: Form, seed: int) -> list[dict[str, Any]]:
     worker = [f"--model={MODEL}", "--activation=relu", "--dataset=fashion-mnist", f"--batch_size={BATCH}"]
     worker += [f"--epochs={lab.pick(*EPOCHS)}", f"--eval_every={lab.pick(0.5, 0.1)}", "--validation_split=0.1"]
-    name = f"{training.name.replace(':', '-')}-{form.folder}-s{seed}"
+    name = f"{training.name.replace(':', '-').replace(' ', '-')}-{form.folder}-s{seed}"
     server = [*training.server(), *form.flags]
     job = run_job(lab, JobSpec(name, WORKERS, server, [*worker, f"--seed={seed}"], shared_memory=True))
     job.last()  # There must be one.
@@ -220,17 +249,19 @@ def _times(lab: Lab, found: pd.DataFrame, links: pd.DataFrame, goal: float) -> T
     columns = ["mode", "sent as", "batches", *(f"{rate:,} Mbit/s" for rate in rates), "sooner than bsp"]
     table = Table(f"Minutes until the test accuracy is {goal:.1f} %", columns)
     arrived = _arrivals(found, goal)
-    round_s = links.set_index(["rate", "form", "steps"])["round_s"]
+    exchange_s = links.set_index(["rate", "form", "streamed", "steps"])["exchange_s"]
     for training in _trainings(lab):
         for form in _forms(training):
             batches = arrived[training.name, form.name]
             row = [training.name, form.name, NONE if batches is None else f"{batches:,.0f}"]
             for rate in rates:
-                step_s = round_s[rate, form.name, training.local_steps] / training.local_steps
+                key = (rate, form.name, training.streamed is not None, training.local_steps)
+                step_s = exchange_s[key] / training.batches_per_push
                 row.append(NONE if batches is None else f"{batches * step_s / 60:,.1f}")
             share = 1.0 if form is FLOAT32 else 0.5  # Weights come back in two bytes, and more than differences.
             crossing = _crossing(lab, arrived[BSP, FLOAT32.name], batches, training.local_steps, share)
-            table.rows.append([*row, NONE if training.outer is None else crossing])
+            said = NONE if training.outer is None or training.streamed is not None else crossing
+            table.rows.append([*row, said])
     return table
 
 
@@ -248,7 +279,7 @@ def run(lab: Lab) -> Page:
     beside = Accuracies(BSP, 2, {(form, "accuracy"): values for form, values in accuracies.items()})
     goal = sum(bsp.values()) / len(bsp) - POINTS_LESS
     slowest, longest = lab.pick(*LINK_RATES)[0], lab.pick(*LOCAL_STEPS)[-2 if not lab.quick else -1]
-    share = links.set_index(["rate", "form", "steps"])["share"]
+    share = links[~links["streamed"]].set_index(["rate", "form", "steps"])["share"]
     cost = beside.apart(f"diloco:{longest}, {E3M0.name}", "accuracy").mean
     finding = (
         f"Over {slowest:,} Mbit/s workers compute {share[slowest, FLOAT32.name, 1]:.1%} of the time if they exchange "
@@ -266,7 +297,11 @@ def run(lab: Lab) -> Page:
             "times": _times(lab, found, links, goal),
         },
         figures=[_figure(lab, links)],
-        values={"model_mib": lab.pick(*MODEL_BYTES) / 2**20, "compute_ms": lab.pick(*COMPUTE_MS)},
+        values={
+            "model_mib": lab.pick(*MODEL_BYTES) / 2**20,
+            "compute_ms": lab.pick(*COMPUTE_MS),
+            "streamed": lab.pick(*STREAMED),
+        },
     )
 
 
@@ -274,10 +309,13 @@ def _figure(lab: Lab, links: pd.DataFrame) -> Figure:
     def draw(panels: list[Any], colours: Colours) -> None:
         for axes, rate in zip(panels, lab.pick(*LINK_RATES), strict=True):
             for form, series in zip(FORMS, SERIES, strict=False):
-                own = links[(links["rate"] == rate) & (links["form"] == form.name)]
                 look = {"color": colours[series], "linewidth": 1.6}
-                axes.plot(own["steps"], own["share"], "o-", **look, label=form.name)
-                axes.plot(own["steps"], own["by_bytes"], linestyle=DASHED, **look)
+                of_form = links[(links["rate"] == rate) & (links["form"] == form.name)]
+                for streamed, own in of_form.groupby("streamed"):
+                    marker = "^" if streamed else "o"
+                    label = _sent(form.name, streamed=bool(streamed))
+                    axes.plot(own["steps"], own["share"], marker=marker, **look, label=label)
+                    axes.plot(own["steps"], own["by_bytes"], linestyle=DASHED, **look)
             axes.set_title(f"{rate:,} Mbit/s")
             axes.set_xscale("log", base=2)
             axes.set_ylim(0, 1.02)

@@ -190,9 +190,9 @@ absl::Status JobState::CheckFeatures(const v1::JoinRequest& request) const {
   const float decay = options_.wire.error_feedback_decay;
   for (const auto& [needed, feature, flags] :
        {std::tuple(decay != 1, "error_feedback_decay", absl::StrCat("--error_feedback_decay=", decay)),
-        std::tuple(parts, "fragments",
-                   absl::StrCat("--fragments=", local.fragments(), " --overlap=", local.overlap(), " --mix=",
-                                local.mix()))}) {
+        std::tuple(
+            parts, "fragments",
+            absl::StrCat("--fragments=", local.fragments(), " --overlap=", local.overlap(), " --mix=", local.mix()))}) {
     const auto& has = request.features();
     if (!needed || std::find(has.begin(), has.end(), feature) != has.end()) continue;
     return absl::FailedPreconditionError(absl::StrCat(flags, ": the worker's client cannot do that"));

@@ -66,9 +66,10 @@ ABSL_FLAG(std::string, outer_weighting, ps::ModeOptions().outer_weighting,
 ABSL_FLAG(std::optional<uint32_t>, dn_buffer, ps::ModeOptions().dn_buffer,
           "diloco with --outer_sync=async: so many differences weigh as much as a mean of all, and are a step of the "
           "outer momentum (Delayed Nesterov); default: --num_workers");
-ABSL_FLAG(uint32_t, fragments, ps::ModeOptions().fragments,
-          "diloco: the model's tensors are exchanged in so many parts, one every --local_steps / --fragments batches, so "
-          "that a link carries less at a time");
+ABSL_FLAG(
+    uint32_t, fragments, ps::ModeOptions().fragments,
+    "diloco: the model's tensors are exchanged in so many parts, one every --local_steps / --fragments batches, so "
+    "that a link carries less at a time");
 ABSL_FLAG(uint32_t, overlap, ps::ModeOptions().overlap,
           "diloco: a worker trains on for so many batches after a push before it takes the weights that come back");
 ABSL_FLAG(float, mix, ps::ModeOptions().mix,

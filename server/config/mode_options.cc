@@ -109,8 +109,9 @@ absl::Status CheckFragments(const ModeOptions& o) {
 
 absl::Status CheckOverlap(const ModeOptions& o) {
   const uint32_t between = o.batches_per_round() / std::max(o.fragments, 1U);
-  return OkIf(o.overlap < std::max(between, 1U),
-              absl::StrCat("--overlap=", o.overlap, ": expected less than --local_steps / --fragments (", between, ")"));
+  return OkIf(
+      o.overlap < std::max(between, 1U),
+      absl::StrCat("--overlap=", o.overlap, ": expected less than --local_steps / --fragments (", between, ")"));
 }
 
 std::vector<Row> Rows(const ModeOptions& o, uint32_t num_workers) {

@@ -61,9 +61,9 @@ struct ModeOptions {
   std::string outer_sync = "barrier";       // Or async.
   std::string outer_weighting = "samples";  // Or uniform.
   std::optional<uint32_t> dn_buffer;        // Unset: num_workers.
-  uint32_t fragments = 1;  // Parts of the model that are exchanged one after the other.
-  uint32_t overlap = 0;    // Batches from a push to the weights that are taken for it.
-  float mix = 0;           // How much of its own weights a worker keeps then.
+  uint32_t fragments = 1;                   // Parts of the model that are exchanged one after the other.
+  uint32_t overlap = 0;                     // Batches from a push to the weights that are taken for it.
+  float mix = 0;                            // How much of its own weights a worker keeps then.
 
   // 0, where gradients are averaged: they never are.
   uint32_t batches_per_round() const;

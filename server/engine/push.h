@@ -33,11 +33,11 @@ struct Push {
   // absent; both are empty if it carries all.
   SliceRanges carries;
   std::vector<bool> left_out;
-  const void* session = nullptr;       // It brought the newest of the slices; never dereferenced.
-  std::vector<Payload> slices;         // By local index; see has().
-  size_t received = 0;                 // So many slices are here,
-  size_t absent = 0;                   // and so many of these, and of those that it leaves out, are absent.
-  size_t expected = 0;                 // So many slices come, if the push is not empty.
+  const void* session = nullptr;  // It brought the newest of the slices; never dereferenced.
+  std::vector<Payload> slices;    // By local index; see has().
+  size_t received = 0;            // So many slices are here,
+  size_t absent = 0;              // and so many of these, and of those that it leaves out, are absent.
+  size_t expected = 0;            // So many slices come, if the push is not empty.
   uint64_t reserved_bytes = 0;
   bool complete = false;  // It counts as here (PushTable::Complete).
 

@@ -53,7 +53,10 @@ std::vector<Placement> Placements(const LinkBenchOptions& options) {
   const uint32_t workers = options.workers;
   if (options.rounds.has_value()) {
     const uint32_t servers = options.rounds->servers;
-    return {{absl::StrCat(servers, servers == 1 ? " server" : " servers", ", rounds of ", options.rounds->local_steps),
+    const uint32_t fragments = options.rounds->fragments;
+    return {{absl::StrCat(servers, servers == 1 ? " server" : " servers", ", rounds of ", options.rounds->local_steps,
+                          fragments > 1 ? absl::StrCat(" in ", fragments, " fragments") : "",
+                          options.rounds->overlap > 0 ? absl::StrCat(", overlap ", options.rounds->overlap) : ""),
              servers, false}};
   }
   std::vector<Placement> found = {{absl::StrCat(workers, " servers on hosts of their own"), workers, false},
@@ -88,7 +91,9 @@ class LinkJob {
     if (options_.rounds.has_value()) {
       const double computes_s = Seconds(options_.rounds->length());
       row.utilisation = computes_s / row.times.p50_s;
-      row.utilisation_by_bytes = computes_s / (computes_s + LeastSeconds(options_, placement_));
+      const double exchange_s = LeastSeconds(options_, placement_) / options_.rounds->fragments;
+      const double overlap_s = Seconds(options_.rounds->overlap * options_.rounds->compute);
+      row.utilisation_by_bytes = computes_s / (computes_s + std::max(0.0, exchange_s - overlap_s));
     }
     for (size_t link = 0; link < std::min(carried.size(), carried_before.size()); ++link) {
       const double bytes = static_cast<double>(carried[link] - carried_before[link]);
@@ -120,7 +125,9 @@ class LinkJob {
                                       absl::StrCat("--shard=", shard)};
     if (options_.rounds.has_value()) {
       flags.insert(flags.end(), {"--mode=diloco", absl::StrCat("--local_steps=", options_.rounds->local_steps),
-                                 "--outer_optimizer=sgd", absl::StrFormat("--outer_lr=%.9g", kKnownRate)});
+                                 absl::StrCat("--fragments=", options_.rounds->fragments),
+                                 absl::StrCat("--overlap=", options_.rounds->overlap), "--outer_optimizer=sgd",
+                                 absl::StrFormat("--outer_lr=%.9g", kKnownRate)});
     } else {
       // Heartbeats and pings wait behind the first weights, which go to all at once.
       const double longest_s = 10 + 4 * options_.workers * OnceSeconds(options_);
@@ -152,6 +159,8 @@ class LinkJob {
     }
     if (options_.rounds.has_value()) {
       arguments.insert(arguments.end(), {"--mode=diloco", absl::StrCat("--local_steps=", options_.rounds->local_steps),
+                                         absl::StrCat("--fragments=", options_.rounds->fragments),
+                                         absl::StrCat("--overlap=", options_.rounds->overlap),
                                          absl::StrCat("--compute=", options_.rounds->compute.count(), "ns")});
     }
     arguments.insert(arguments.end(), {"link_worker", absl::StrCat(rank)});

@@ -29,8 +29,11 @@ struct LinkBenchOptions {
     uint32_t servers = 0;
     uint32_t local_steps = 0;
     std::chrono::nanoseconds compute{0};  // Of a local step, which workers idle.
+    uint32_t fragments = 1;
+    uint32_t overlap = 0;  // Local steps.
 
-    std::chrono::nanoseconds length() const { return local_steps * compute; }
+    // Of computing, from one exchange to the next.
+    std::chrono::nanoseconds length() const { return local_steps / fragments * compute; }
   };
   std::optional<Rounds> rounds;
 };
@@ -43,7 +46,7 @@ struct LinkRow {
                           // process, and delays.
   double against_mpi = 0;  // Time of MPI's best row over the median; 0: there is none.
   // Of rounds: the share of the time that workers compute, and what it would be if an exchange took no longer than the
-  // fullest link needs for its bytes, in the direction that has more of them.
+  // fullest link needs for its bytes, in the direction that has more of them, less what is hidden behind the overlap.
   double utilisation = 0;
   double utilisation_by_bytes = 0;
 };

@@ -20,8 +20,14 @@ struct LinkWorkerOptions {
   bool long_links = false;
   WireOptions wire;              // The servers'.
   std::string op = "push_pull";  // Or push.
-  // In diloco: a worker idles for so long before each exchange, as if it computed, and pushes differences.
-  std::optional<std::chrono::nanoseconds> round;
+  // In diloco, where differences are pushed: a worker idles, as if it computed, for so long before each push, and then
+  // before it waits for the weights. The model is exchanged in so many fragments.
+  struct Rounds {
+    std::chrono::nanoseconds before_push{0};
+    std::chrono::nanoseconds overlap{0};
+    uint32_t fragments = 1;
+  };
+  std::optional<Rounds> rounds;
 };
 
 // Exchanges everything in each step of a known job (known_job.h); what it would compute it idles. Prints "begin" when

@@ -76,6 +76,8 @@ ABSL_FLAG(
 ABSL_FLAG(std::optional<uint32_t>, local_steps, std::nullopt,
           "train with --mode=local_sgd, diloco or easgd, link with diloco: batches between two exchanges; default: the "
           "mode's");
+ABSL_FLAG(uint32_t, fragments, 1, "link with --mode=diloco: as ps_server's flag of this name");
+ABSL_FLAG(uint32_t, overlap, 0, "link with --mode=diloco: as ps_server's");
 ABSL_FLAG(absl::Duration, compute, absl::Milliseconds(50),
           "link with --mode=diloco: what a local step takes; workers idle for so long");
 ABSL_FLAG(int64_t, steps, 0, "train, crowd: steps per worker; 0: 300 and 10");
@@ -157,6 +159,24 @@ absl::Status CheckWire() {
   return ValidateServerOptions(options);
 }
 
+// With --mode=diloco.
+std::optional<LinkBenchOptions::Rounds> Rounds() {
+  if (absl::GetFlag(FLAGS_mode) != "diloco") return std::nullopt;
+  return LinkBenchOptions::Rounds{.servers = absl::GetFlag(FLAGS_servers),
+                                  .local_steps = absl::GetFlag(FLAGS_local_steps).value_or(64),
+                                  .compute = ToChrono(absl::GetFlag(FLAGS_compute)),
+                                  .fragments = absl::GetFlag(FLAGS_fragments),
+                                  .overlap = absl::GetFlag(FLAGS_overlap)};
+}
+
+std::optional<LinkWorkerOptions::Rounds> RoundsOfWorker() {
+  const std::optional<LinkBenchOptions::Rounds> rounds = Rounds();
+  if (!rounds.has_value()) return std::nullopt;
+  const std::chrono::nanoseconds overlap = rounds->overlap * rounds->compute;
+  return LinkWorkerOptions::Rounds{
+      .before_push = rounds->length() - overlap, .overlap = overlap, .fragments = rounds->fragments};
+}
+
 absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
   Problems problems;
   const auto one_of = [](const std::string& value, std::initializer_list<const char*> known) {
@@ -210,6 +230,12 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
   const std::string mode = absl::GetFlag(FLAGS_mode);
   const bool diloco = mode == "diloco";
   problems.Check(!link || diloco || mode == "bsp", absl::StrCat("--mode=", mode, ": link measures bsp and diloco"));
+  if (link && diloco) {
+    ModeOptions rounds = {.name = mode, .local_steps = Rounds()->local_steps};
+    rounds.fragments = Rounds()->fragments;
+    rounds.overlap = Rounds()->overlap;
+    ValidateModeOptions(rounds, /*num_workers=*/1, problems);
+  }
   const absl::Duration compute = absl::GetFlag(FLAGS_compute);
   problems.Check(compute > absl::ZeroDuration() && compute <= absl::Minutes(1),
                  "--compute: expected above 0 and at most 1m");
@@ -238,6 +264,8 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
                                        {"local_steps", command != "train" && !link, "only train and link have it"},
                                        {"local_steps", !local, "only local_sgd, diloco and easgd have rounds"},
                                        {"compute", !link || !diloco, "only link with --mode=diloco has it"},
+                                       {"fragments", !link || !diloco, "only link with --mode=diloco has it"},
+                                       {"overlap", !link || !diloco, "only link with --mode=diloco has it"},
                                        {"op", link && diloco, "workers push their differences, and pull"},
                                        {"tensors", !crowd, "only crowd has such a model"},
                                        {"burst", !crowd, "only crowd has it"}}));
@@ -345,14 +373,6 @@ Layout ExchangedModel() {
   return absl::GetFlag(FLAGS_layout) == "many" ? ManyTensors() : OneTensor(absl::GetFlag(FLAGS_bytes));
 }
 
-// With --mode=diloco.
-std::optional<LinkBenchOptions::Rounds> Rounds() {
-  if (absl::GetFlag(FLAGS_mode) != "diloco") return std::nullopt;
-  return LinkBenchOptions::Rounds{.servers = absl::GetFlag(FLAGS_servers),
-                                  .local_steps = absl::GetFlag(FLAGS_local_steps).value_or(64),
-                                  .compute = ToChrono(absl::GetFlag(FLAGS_compute))};
-}
-
 absl::Status RunLink() {
   std::vector<LinkRow> rows;
   const absl::Status measured = RunLinkBench({.workers = Workers(),
@@ -441,7 +461,7 @@ std::optional<absl::Status> RunAsHelper(const std::vector<std::string>& argument
                           .long_links = absl::GetFlag(FLAGS_long_links),
                           .wire = Wire(),
                           .op = absl::GetFlag(FLAGS_op),
-                          .round = Rounds().has_value() ? std::optional(Rounds()->length()) : std::nullopt});
+                          .rounds = RoundsOfWorker()});
   }
   if (command == "delay_line" && arguments.size() == 3) {
     return RunDelayLine(arguments[1], arguments[2], ToChrono(absl::GetFlag(FLAGS_delay)));

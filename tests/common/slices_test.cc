@@ -114,12 +114,8 @@ TEST_CASE("The names of a model's tensors have a length that messages and files 
 }
 
 TEST_CASE("Fragments have nearly equal sizes, take turns over the layers, and have each pushed tensor once") {
-  const Layout layout = {{"a", {8}},
-                         {"b", {3}},
-                         {.name = "c", .shape = {100}, .kind = TensorKind::kConstant},
-                         {"d", {4}},
-                         {"e", {2}},
-                         {.name = "f", .shape = {1}, .kind = TensorKind::kBufferMean}};
+  const Layout layout = {{"a", {8}}, {"b", {3}}, {.name = "c", .shape = {100}, .kind = TensorKind::kConstant},
+                         {"d", {4}}, {"e", {2}}, {.name = "f", .shape = {1}, .kind = TensorKind::kBufferMean}};
   using Fragments = std::vector<std::vector<uint32_t>>;
   CHECK(FragmentsOf(layout, 1) == Fragments{{0, 1, 3, 4, 5}});
   CHECK(FragmentsOf(layout, 2) == Fragments{{0, 5}, {1, 3, 4}});

@@ -314,6 +314,18 @@ def diloco_fragments(build, folder):
         assert last["position"] == sum(len(problem.indices(rank, number)) for rank in range(workers) for number in range(23))
 
 
+def same_bits(build, folder):
+    """Fragments end in the same bits on any number of servers and any link, rounded or not, although each is taken while the
+    worker trains on."""
+    problem = Problem(3, 7)
+    for wire in ([], ["--wire_dtype=e3m0", "--error_feedback", "--weights_wire_dtype=bfloat16"]):
+        flags = ["--mode=diloco", "--local_steps=6", "--fragments=3", "--overlap=1", "--mix=0.5", *wire, *optimizer_flags(MOMENTUM)]
+        ends = [train(build, folder, problem, 23, shards, flags, worker_flags)[0]
+                for shards, worker_flags in ((1, []), (2, ["--shared_memory=off"]), (3, []))]
+        for other in ends[1:]:
+            assert all((one == two).all() for one, two in zip(ends[0], other, strict=True))
+
+
 def diloco_async(build, folder):
     for workers, batch, flags, buffer in ((1, 10, ["--dn_buffer=3"], 3), (3, 7, [], 3)):
         problem = Problem(workers, batch)
@@ -380,4 +392,5 @@ def one_local_step_is_bsp(build, folder):
         check_same(f"local_sgd with one step, and bsp, {shards} servers", weights, bsp)
 
 
-run_cases((local_sgd, local_sgd_gradients, diloco, diloco_fragments, diloco_async, easgd, schedules, one_local_step_is_bsp))
+run_cases((local_sgd, local_sgd_gradients, diloco, diloco_fragments, same_bits, diloco_async, easgd, schedules,
+           one_local_step_is_bsp))

@@ -467,3 +467,9 @@ def test_ctrl_c_ends_a_wait_at_once(servers: ServerProcesses, wait: str) -> None
         assert worker.wait(10) == 0
     if other is not None:
         other.close()
+
+
+def test_a_job_that_asks_for_what_this_client_does_not_do_is_refused_by_its_flags(servers: ServerProcesses) -> None:
+    address = servers.start(1, "--optimizer=sgd", "--local_steps=4", "--fragments=2", "--overlap=1", mode="diloco")
+    with pytest.raises(RuntimeError, match=r"--fragments=2 --overlap=1 --mix=0: the worker's client cannot do that"):
+        psgrad.Client.join(address, LAYOUT)

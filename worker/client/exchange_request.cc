@@ -38,8 +38,8 @@ absl::Status CheckRequest(const ExchangeRequest& request, const SlicePlan& plan)
   for (size_t i = 0; i < carried.size(); ++i) {
     const bool follows = i == 0 || carried[i - 1] < carried[i];
     if (follows && carried[i] < plan.layout().size() && IsPushed(plan.layout()[carried[i]].kind)) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "PushInfo.tensors: ", carried[i], " does not follow the one before, or is no tensor that is pushed"));
+    return absl::InvalidArgumentError(absl::StrCat("PushInfo.tensors: ", carried[i],
+                                                   " does not follow the one before, or is no tensor that is pushed"));
   }
   if (!request.sends_no_slices()) {
     PS_RETURN_IF_ERROR(CheckTensors(plan.layout(), request.out, request.pushes() ? "gradients" : "initial values",

@@ -15,6 +15,6 @@ absl::StatusOr<v1::JoinReply> JoinJob(ChiefCalls& chief, const ClientOptions& op
 // What the chief's answer to a join says of the mode.
 
 // FAILED_PRECONDITION, naming the field, if the mode asks for what this client does not know or nobody could do.
-absl::StatusOr<ModePolicy> PolicyOf(const v1::JoinReply& joined);
+absl::StatusOr<ModePolicy> PolicyOf(const v1::JoinReply& joined, const Layout& layout);
 
 }  // namespace ps

@@ -12,9 +12,9 @@ namespace {
 
 // The model is averaged in fragments, one after the other. After every `steps` batches the weights w of one are taken,
 // whose difference was pushed `overlap` batches before: meanwhile the worker has trained on. Its own become
-// mix * x + (1 - mix) * w, and what it pushes of this fragment next is their difference from w. At the end all fragments
-// are pushed and taken, so that nothing is left that the servers do not have.
-// Source: Douillard et al., Streaming DiLoCo with overlapping communication, 2025 (arXiv:2501.18512), algorithm 2.
+// mix * x + (1 - mix) * w, and what it pushes of this fragment next is their difference from w. At the end all
+// fragments are pushed and taken, so that nothing is left that the servers do not have. Source: Douillard et al.,
+// Streaming DiLoCo with overlapping communication, 2025 (arXiv:2501.18512), algorithm 2.
 class AverageFragments final : public Steps {
  public:
   AverageFragments(const StepsContext& context, LocalTraining training, TensorMemory anchors, TensorMemory differences)
@@ -66,8 +66,8 @@ class AverageFragments final : public Steps {
   const TensorMemory anchors_;      // The servers' weights, as each fragment's came last.
   const TensorMemory differences_;  // What is pushed, while the worker trains on.
   std::vector<Fragment> fragments_;
-  uint32_t batches_ = 0;  // Since weights were taken last, or were to be.
-  uint64_t passed_ = 0;   // Samples since the last push.
+  uint32_t batches_ = 0;        // Since weights were taken last, or were to be.
+  uint64_t passed_ = 0;         // Samples since the last push.
   Fragment* pushed_ = nullptr;  // The one that is under way,
   uint64_t pushed_samples_ = 0;
   TrainingBatch pushed_after_;  // and the batch that it followed.

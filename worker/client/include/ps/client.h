@@ -196,9 +196,9 @@ struct LocalSteps {
   float clip_value = 0;
   float clip_tensor_norm = 0;
   float clip_norm = 0;
-  // With kAverageWeights: push s carries fragment s mod fragments.size() alone, whose tensors these are, and its weights
-  // are taken `overlap` batches after it, when the worker's become mix times its own and the rest what came. One fragment
-  // has all tensors.
+  // With kAverageWeights: push s carries fragment s mod fragments.size() alone, whose tensors these are, and its
+  // weights are taken `overlap` batches after it, when the worker's become mix times its own and the rest what came.
+  // One fragment has all tensors.
   std::vector<std::vector<uint32_t>> fragments;
   uint32_t overlap = 0;
   float mix = 0;
