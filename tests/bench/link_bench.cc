@@ -115,25 +115,21 @@ class LinkJob {
 
   absl::Status StartServer(uint32_t shard) {
     const std::vector<std::string> on = hosts_.On(HostOf(shard));
-    std::vector<std::string> flags = {"--listen=" + AddressOf(shard, kServerPort),
-                                      "--advertise=" + Advertised(shard),
-                                      "--insecure",
-                                      "--shared_memory=off",
-                                      LongLinksFlag(),
-                                      absl::StrCat("--num_workers=", options_.workers),
-                                      absl::StrCat("--num_shards=", placement_.servers),
-                                      absl::StrCat("--shard=", shard)};
+    const double longest_s = 10 + 4 * options_.workers * OnceSeconds(options_);
+    std::vector<std::string> flags = {
+        "--listen=" + AddressOf(shard, kServerPort), "--advertise=" + Advertised(shard), "--insecure",
+        "--shared_memory=off", LongLinksFlag(),
+        // Heartbeats and pings wait behind the first weights, which go to all at once.
+        absl::StrFormat("--lease=%.0fs", longest_s), absl::StrFormat("--reconnect_grace=%.0fs", longest_s),
+        absl::StrCat("--num_workers=", options_.workers), absl::StrCat("--num_shards=", placement_.servers),
+        absl::StrCat("--shard=", shard)};
     if (options_.rounds.has_value()) {
       flags.insert(flags.end(), {"--mode=diloco", absl::StrCat("--local_steps=", options_.rounds->local_steps),
                                  absl::StrCat("--fragments=", options_.rounds->fragments),
                                  absl::StrCat("--overlap=", options_.rounds->overlap), "--outer_optimizer=sgd",
                                  absl::StrFormat("--outer_lr=%.9g", kKnownRate)});
     } else {
-      // Heartbeats and pings wait behind the first weights, which go to all at once.
-      const double longest_s = 10 + 4 * options_.workers * OnceSeconds(options_);
-      flags.insert(flags.end(),
-                   {absl::StrFormat("--lease=%.0fs", longest_s), absl::StrFormat("--reconnect_grace=%.0fs", longest_s),
-                    absl::StrFormat("--learning_rate=%.9g", kKnownRate)});
+      flags.push_back(absl::StrFormat("--learning_rate=%.9g", kKnownRate));
     }
     for (const std::string& flag : options_.wire.Flags()) flags.push_back(flag);
     if (shard > 0) flags.push_back("--chief=" + Advertised(0));

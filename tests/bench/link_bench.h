@@ -53,8 +53,7 @@ struct LinkRow {
 
 // MPI_Allreduce with Open MPI's own choice and with four of its algorithms; and bsp with sgd, with as many servers as
 // workers, on hosts of their own and on the workers', half as many, and one; ranks, workers and servers are processes
-// of their own, and shared memory is off. Or a job of long rounds, whose leases are the servers' default: that no
-// heartbeat waits too long behind a model is part of what is shown. The weights that come of each job are checked.
+// of their own, and shared memory is off. Or a job of long rounds. The weights that come of each job are checked.
 // NOT_FOUND, with the reason, where this machine has no such hosts. SIGINT and SIGTERM end the process, which takes
 // seconds, and leave no host behind. `rows` get what was measured, also before an error.
 absl::Status RunLinkBench(const LinkBenchOptions& options, std::vector<LinkRow>& rows);

@@ -28,6 +28,7 @@ struct Size {
   std::string mode = "bsp";
   std::string on_worker_loss = {};
   bool error_feedback = false;
+  bool partial = false;  // SmallJob::Plan.
 };
 
 // In backup the learning rate tells at which position of a schedule a version was made, late pushes counted.
@@ -35,7 +36,8 @@ SmallJob::Plan PlanOf(const Size& size) {
   SmallJob::Plan plan = {
       .mode = {.name = size.mode, .on_worker_loss = size.on_worker_loss, .error_feedback = size.error_feedback},
       .steps = size.steps,
-      .slices = size.slices};
+      .slices = size.slices,
+      .partial = size.partial};
   if (size.mode == "backup") plan.schedule = {.schedule = "linear", .schedule_length = "64samples"};
   return plan;
 }
@@ -187,8 +189,13 @@ void CheckOutcome(const Size& size, const std::vector<Event>& path, Counts* coun
     counts->versions_at_failure.insert(job.Version(0));
     return;
   }
-  const float expected[] = {0, -1.5F, -7.5F};  // Means of the gradients 1, 2 and 4, 8, taken off one after the other.
-  for (uint32_t shard = 0; shard < Job::kShards; ++shard) CHECK(job.Weight(shard) == expected[job.Version(shard)]);
+  // Means of the gradients 1, 2 and 4, 8, taken off one after the other; of partial pushes each shard has one.
+  const float expected[] = {0, -1.5F, -7.5F};
+  const float of_partial[Job::kShards][3] = {{0, -1.5F, -1.5F}, {0, 0, -6}};
+  for (uint32_t shard = 0; shard < Job::kShards; ++shard) {
+    const uint64_t version = job.Version(shard);
+    CHECK(job.Weight(shard) == (size.partial ? of_partial[shard][version] : expected[version]));
+  }
   if (job.all_answered()) ++counts->finished;
 }
 
@@ -231,6 +238,16 @@ TEST_CASE("2 shards, 2 workers, 2 steps: whatever the order, and whoever is lost
 TEST_CASE("2 shards of 2 slices: a step that is half pushed, or built ahead, is on all shards or on none",
           "[unsanitized]") {
   CheckReached(Enumerate({.steps = 1, .slices = 2}), 1000, {0, 1});
+}
+
+TEST_CASE("Partial pushes, of which one shard gets nothing but the header, make each step on all shards or on none",
+          "[unsanitized]") {
+  CheckReached(Enumerate({.steps = 2, .slices = 1, .partial = true}), 5000, {0, 1, 2});
+  CheckReached(Enumerate({.steps = 1, .slices = 2, .partial = true}), 200, {0, 1});
+  const Counts counts = Enumerate({.steps = 2, .slices = 1, .on_worker_loss = "wait", .partial = true});
+  CHECK(counts.states > 1000);
+  CHECK(counts.finished == counts.states);
+  CHECK(counts.failed == 0);
 }
 
 TEST_CASE("bsp that goes on without a lost worker makes each step of the same pushes on 2 shards", "[unsanitized]") {

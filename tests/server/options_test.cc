@@ -155,7 +155,7 @@ TEST_CASE("Servers compare exactly the hyperparameters that their optimizer uses
       CHECK(settings.count(each.flag) == (each.UsedBy(optimizer) ? 1 : 0));
     }
     // And clipping (3), mode, budget, optimizer, schedule, num_workers, num_shards, and what is sent (6).
-    CHECK(settings.size() == used + 16);
+    CHECK(settings.size() == used + 17);
   }
   ServerOptions momentum;
   momentum.optimizer = "momentum";

@@ -29,8 +29,9 @@ class SmallJob {
 
   struct Plan {
     ModeOptions mode;
-    uint64_t steps = 1;   // Each worker makes so many.
-    uint32_t slices = 1;  // Each shard has so many. Each is a tensor of one weight, 0 at first.
+    uint64_t steps = 1;    // Each worker makes so many.
+    uint32_t slices = 1;   // Each shard has so many. Each is a tensor of one weight, 0 at first.
+    bool partial = false;  // The pushes of step t carry the slices of shard t mod kShards alone.
     ScheduleOptions schedule;
     ClipOptions clip;
     std::vector<std::array<std::optional<float>, kWorkers>> rates;  // That pushes tell, by step.
@@ -142,14 +143,14 @@ class SmallJob {
 
   // It has more slices for this shard, in a step that it may take.
   bool MayPush(uint32_t w, uint32_t s) const {
-    return workers_[w].alive && workers_[w].step < plan_.steps && workers_[w].pushed[s] < plan_.slices;
+    return workers_[w].alive && workers_[w].step < plan_.steps && workers_[w].pushed[s] < Parts(w, s);
   }
   // The next slice of its push comes to the shard.
   void Push(uint32_t w, uint32_t s) {
     Worker& worker = workers_[w];
     const absl::Status added = Send(w, s, worker.pushed[s]++);
     // If it is not taken, the shard knows that the job failed, or that the worker is another now.
-    if (added.ok() && worker.pushed[s] == plan_.slices) AwaitAnswer(worker, s);
+    if (added.ok() && worker.pushed[s] == Parts(w, s)) AwaitAnswer(worker, s);
     BeginSteps();
   }
   // The slice of this number of the shard's, of the step that the worker is at.
@@ -163,8 +164,19 @@ class SmallJob {
     if (worker.step < plan_.rates.size() && plan_.rates[worker.step][w].has_value()) {
       header.set_learning_rate(*plan_.rates[worker.step][w]);
     }
+    if (plan_.partial) {
+      for (const uint32_t slice : slices_[worker.step % kShards]) {
+        v1::SliceRange* const range = header.add_carries();
+        range->set_begin(slice);
+        range->set_end(slice + 1);
+      }
+    }
+    if (!Carries(w, s)) return shards_[s]->AddSlices(nullptr, header, {});
     return shards_[s]->AddSlices(nullptr, header, {Slice(slices_[s][number], Gradient(w, worker.step))});
   }
+  // Whether the worker's push of the step that it is at has slices for the shard, and in how many parts it comes there.
+  bool Carries(uint32_t w, uint32_t s) const { return !plan_.partial || workers_[w].step % kShards == s; }
+  uint32_t Parts(uint32_t w, uint32_t s) const { return Carries(w, s) ? plan_.slices : 1; }
   // The shard's oldest report reaches the chief.
   void Report(uint32_t s) {
     const v1::ShardReport report = std::move(reports_[s].front());
