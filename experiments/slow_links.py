@@ -1,8 +1,9 @@
 """Long rounds over slow links: what share of the time workers compute, and what accuracy it costs to exchange rarely,
 and in few bits.
 
-The rates of TRAININGS are the best of a search with seeds 11 and 12, which the page's runs do not use: learning rates of
-0.05, 0.1 and 0.2 (bsp), and 0.05 and 0.1 with outer rates and momenta of 0.7 and 0.9, 0.7 and 0.5, 1 and 0.3, 1 and 0.
+The rates of TRAININGS are the best of a search with seeds 11 and 12, which the page's runs do not use: learning rates
+of 0.05, 0.1 and 0.2 (bsp), and 0.05 and 0.1 with outer rates and momenta of 0.7 and 0.9, 0.7 and 0.5, 1 and 0.3, 1 and
+0.
 """
 
 from __future__ import annotations
