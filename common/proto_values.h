@@ -1,8 +1,9 @@
-// Layouts and schedules in messages.
+// Layouts, slices and schedules in messages.
 #pragma once
 
 #include "absl/status/statusor.h"
 #include "common/schedule.h"
+#include "common/slices.h"
 #include "common/status.h"
 #include "ps/tensor.h"
 #include "ps/v1/ps.pb.h"
@@ -40,6 +41,14 @@ inline Layout FromProto(const v1::ModelLayout& message) {
   layout.reserve(static_cast<size_t>(message.tensors_size()));
   for (const v1::Tensor& tensor : message.tensors()) layout.push_back(TensorFromProto(tensor));
   return layout;
+}
+
+// What a partial push carries.
+inline SliceRanges CarriesOf(const v1::PushRequest& header) {
+  SliceRanges ranges;
+  ranges.reserve(static_cast<size_t>(header.carries_size()));
+  for (const v1::SliceRange& range : header.carries()) ranges.push_back({range.begin(), range.end()});
+  return ranges;
 }
 
 inline v1::Schedule ToProto(const Schedule& schedule) {

@@ -79,6 +79,7 @@ struct SliceRange {
   bool operator==(const SliceRange&) const = default;
 };
 using SliceRanges = std::vector<SliceRange>;  // Ascending and apart.
+inline constexpr size_t kMaxRanges = 2048;    // Of a partial push: each of its messages says them.
 
 // The slices of these tensors, which ascend.
 SliceRanges SlicesOf(const SlicePlan& plan, std::span<const uint32_t> tensors);

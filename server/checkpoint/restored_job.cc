@@ -27,11 +27,17 @@ absl::Status CheckSameJob(const Manifest& manifest, const ServerOptions& options
   if (manifest.job != options.job) {
     differences.push_back(absl::StrCat("--job=", options.job, " (the checkpoint is of ", manifest.job, ")"));
   }
-  for (const char* flag : kFixedFlags) {
+  std::vector<std::string> fixed(std::begin(kFixedFlags), std::end(kFixedFlags));
+  // With fixed shares a worker's step says at which batch it is.
+  if (options.budget == "share") fixed.insert(fixed.end(), {"local_steps", "fragments"});
+  for (const std::string& flag : fixed) {
     const auto ours = now.find(flag);
     const auto theirs = manifest.settings.find(flag);
-    if (ours == now.end() || theirs == manifest.settings.end() || ours->second == theirs->second) continue;
-    differences.push_back(absl::StrCat("--", flag, "=", ours->second, " (the checkpoint's is ", theirs->second, ")"));
+    if (ours == now.end() || (theirs == manifest.settings.end() && flag != "fragments")) continue;
+    // A checkpoint of a release without fragments is of whole models.
+    const std::string stored = theirs == manifest.settings.end() ? "1" : theirs->second;
+    if (ours->second == stored) continue;
+    differences.push_back(absl::StrCat("--", flag, "=", ours->second, " (the checkpoint's is ", stored, ")"));
   }
   if (differences.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(path, ": ", absl::StrJoin(differences, ", "),

@@ -72,15 +72,11 @@ Updater::Version Updater::MakeVersion(Pushes pushes) const {
   const auto weight = [this](const Push& push) -> uint64_t {
     return mode_.weighs_by_samples() ? push.samples : (push.samples > 0 ? 1 : 0);
   };
+  // Partial pushes of a version carry the same slices (PushTable), so each slice has the same mean.
   uint64_t total = 0;
-  bool partial = false;
-  for (const auto& push : version.pushes) {
-    total += weight(*push);
-    partial = partial || !push->carries.empty();
-  }
+  for (const auto& push : version.pushes) total += weight(*push);
   for (const auto& push : version.pushes) {
     version.coefficients.push_back(total == 0 ? 0.0F : Coefficient(weight(*push), total));
-    if (partial) version.weights.push_back(weight(*push));
     if (push->clip_factors != nullptr) version.clip_factors = push->clip_factors;  // It is the only one.
   }
   const Push& lowest = *version.pushes.front();
@@ -111,15 +107,6 @@ bool Updater::Version::skips(size_t local) const {
   return !empty() && std::all_of(pushes.begin(), pushes.end(), [local](const auto& push) {
     return push->samples == 0 || push->slices[local].absent();
   });
-}
-
-float Updater::Version::Coefficient(size_t i, size_t local) const {
-  if (weights.empty()) return coefficients[i];
-  uint64_t total = 0;
-  for (size_t other = 0; other < pushes.size(); ++other) {
-    if (!pushes[other]->leaves_out(local)) total += weights[other];
-  }
-  return ps::Coefficient(weights[i], total);
 }
 
 uint64_t Updater::next_committed() const {
@@ -457,7 +444,7 @@ VersionInput Updater::Update::Input(const Version& version, size_t local) const 
       input.terms = {{.gradient = &push.slices[local], .coefficient = 1}};
       break;
     }
-    input.terms.push_back({.gradient = &push.slices[local], .coefficient = version.Coefficient(i, local)});
+    input.terms.push_back({.gradient = &push.slices[local], .coefficient = version.coefficients[i]});
     if (!weight || push.pulled == nullptr) continue;
     input.delay_compensation = delay_compensation;
     input.pulled = push.pulled->tensors[0].data() + info.shard_offset;

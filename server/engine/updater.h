@@ -51,7 +51,6 @@ class Updater {
   struct Version {
     Pushes pushes;                       // Ascending by rank.
     std::vector<float> coefficients;     // Each push has one; an empty contribution's is not used.
-    std::vector<uint64_t> weights;       // What they are made of, where pushes are partial; else empty.
     TensorFactors clip_factors;          // The gradient's; null: none, or not known yet.
     TensorFactors trust_ratios;          // The optimizer's; null: none, or not known yet.
     bool has_lowest = false;             // The lowest rank's of all pushes is among them.
@@ -67,8 +66,6 @@ class Updater {
     // Not every push is empty, but none has a gradient of this slice: the slice stays as it is, and this version is
     // none of its updates.
     bool skips(size_t local) const;
-    // What the i-th push, which carries this slice, weighs in the slice's mean.
-    float Coefficient(size_t i, size_t local) const;
   };
 
   // One update in the making, of one version or several. What threads read to build it is constant once it has begun.

@@ -5,10 +5,11 @@
 
 namespace ps {
 
-void BuildStreams::Open(const void* session, uint32_t rank, uint64_t step, bool this_host,
+void BuildStreams::Open(const void* session, uint32_t rank, uint64_t step, SliceRanges carries, bool this_host,
                         std::shared_ptr<ShardClient> client) {
   if (streams_.contains(session) || when_ == StreamWhen::kNever) return;
-  streams_[session] = {.rank = rank, .step = step, .this_host = this_host, .client = std::move(client)};
+  streams_[session] = {
+      .rank = rank, .step = step, .carries = std::move(carries), .this_host = this_host, .client = std::move(client)};
   told_slices_ = 0;  // This one knows nothing.
 }
 
@@ -59,11 +60,11 @@ ToldSlices BuildStreams::Release(Stream& stream) {
 
 std::vector<size_t> BuildStreams::NewSlices(Stream& stream, const Updater::Update& making) {
   std::vector<size_t> slices;
-  const Push* const push = FindPush(stream, making);
-  if (push == nullptr) return slices;
+  if (FindPush(stream, making) == nullptr) return slices;
   for (size_t i = stream.told; i < making.built.size(); ++i) {
     const size_t local = making.built[i];
-    if (making.layout->is_pushed(local) && !push->leaves_out(local)) slices.push_back(local);
+    const bool carried = stream.carries.empty() || Contain(stream.carries, making.layout->slice(local).index);
+    if (carried && making.layout->is_pushed(local)) slices.push_back(local);
   }
   stream.told = making.built.size();
   return slices;

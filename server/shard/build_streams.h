@@ -15,6 +15,7 @@
 #include <memory>
 #include <vector>
 
+#include "common/slices.h"
 #include "server/config/shard_options.h"
 #include "server/engine/parameters.h"
 #include "server/engine/updater.h"
@@ -34,9 +35,11 @@ class BuildStreams {
 
   explicit BuildStreams(StreamWhen when) : when_(when) {}
 
-  // This session's call brings a push of this rank and step, from this host or another. Without a client the call takes
-  // no slices, and is noted only because pushes of this host go first. Does nothing if the session's stream is open.
-  void Open(const void* session, uint32_t rank, uint64_t step, bool this_host, std::shared_ptr<ShardClient> client);
+  // This session's call brings a push of this rank and step, from this host or another. It takes the slices that it
+  // says that it carries (empty: all), also where its push is an empty contribution. Without a client the call takes no
+  // slices, and is noted only because pushes of this host go first. Does nothing if the session's stream is open.
+  void Open(const void* session, uint32_t rank, uint64_t step, SliceRanges carries, bool this_host,
+            std::shared_ptr<ShardClient> client);
   // The call has its answer, or has ended. Returns its client, to be let go of without the owner's lock; null: none.
   std::shared_ptr<ShardClient> Close(const void* session);
   // What each call whose push is part of the version in the making does not know yet of the built slices. Null: nothing
@@ -47,6 +50,7 @@ class BuildStreams {
   struct Stream {
     uint32_t rank;
     uint64_t step;
+    SliceRanges carries;
     bool this_host;
     std::shared_ptr<ShardClient> client;
     uint64_t build = 0;  // It was told of this one, and not yet to let go of it; 0: of none.

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/proto_values.h"
 #include "common/status.h"
 
 namespace ps {
@@ -49,15 +50,15 @@ absl::Status CheckNumbers(const v1::PushRequest& header) {
       absl::StrCat(Who(header), ": learning_rate=", rate, ": expected a number of 0 or more"));
 }
 
-SliceRanges CarriesOf(const v1::PushRequest& header) {
-  SliceRanges ranges;
-  if (header.samples() == 0) return ranges;
-  for (const v1::SliceRange& range : header.carries()) ranges.push_back({range.begin(), range.end()});
-  return ranges;
-}
+// An empty contribution carries nothing.
+SliceRanges Carried(const v1::PushRequest& header) { return header.samples() == 0 ? SliceRanges() : CarriesOf(header); }
 
 // They ascend, are apart, and are slices of the model.
 absl::Status CheckCarries(const SliceRanges& ranges, size_t slices) {
+  if (ranges.size() > kMaxRanges) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("it carries ", ranges.size(), " ranges of slices; at most ", kMaxRanges, " are supported"));
+  }
   uint32_t from = 0;
   for (const SliceRange& range : ranges) {
     if (range.begin < from || range.begin >= range.end || range.end > slices) {
@@ -83,7 +84,7 @@ Push PushOf(const v1::PushRequest& header) {
   push.runs = header.runs();
   push.contribution = header.contribution();
   push.learning_rate = LearningRateOf(header);
-  push.carries = CarriesOf(header);
+  push.carries = Carried(header);
   return push;
 }
 
@@ -154,12 +155,12 @@ absl::Status PushTable::CheckContribution(const v1::PushRequest& header, const M
     return absl::InvalidArgumentError(
         absl::StrCat(Who(header), ": --mode=", mode.name(), " takes no ", ContributionName(header.contribution())));
   }
-  PS_RETURN_IF_ERROR(Annotate(CheckCarries(CarriesOf(header), layout_->plan().slices().size()), Who(header)));
+  PS_RETURN_IF_ERROR(Annotate(CheckCarries(Carried(header), layout_->plan().slices().size()), Who(header)));
   const auto step = steps_.find(header.step());
   if (!mode.synchronous() || header.samples() == 0 || step == steps_.end()) return absl::OkStatus();
   for (const uint32_t rank : step->second.carriers[header.contribution()]) {
     if (rank == header.id().rank()) continue;
-    if (pushes_.at(rank)->carries == CarriesOf(header)) break;  // As do all others.
+    if (pushes_.at(rank)->carries == Carried(header)) break;  // As do all others.
     return absl::InvalidArgumentError(
         absl::StrCat(Who(header), ": carries other slices of the model than the push of rank ", rank));
   }
@@ -225,7 +226,7 @@ absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushReque
         push.samples == header.samples() && push.version == header.version() &&
         push.contribution == header.contribution() && push.passed == PassedOf(header) &&
         push.learning_rate == LearningRateOf(header) && push.edition == header.edition() &&
-        push.carries == CarriesOf(header)) {
+        push.carries == Carried(header)) {
       return found;
     }
     Drop(rank);  // The rank restarts this push, or begins another.

@@ -323,7 +323,7 @@ void ShardCore::ReportNorms() {
 ShardReady ShardCore::OpenStream(const void* session, const v1::PushRequest& header, bool this_host,
                                  std::shared_ptr<ShardClient> client) {
   if (state_.mode->policy().exact_versions() && state_.job.IsMember(header.id())) {
-    streams_.Open(session, header.id().rank(), header.step(), this_host, std::move(client));
+    streams_.Open(session, header.id().rank(), header.step(), CarriesOf(header), this_host, std::move(client));
   }
   return Take();
 }

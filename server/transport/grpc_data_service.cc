@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/codec.h"
 #include "common/endpoint.h"
+#include "common/proto_values.h"
 #include "common/status.h"
 #include "server/transport/server_call.h"
 #include "server/transport/version_messages.h"
@@ -134,9 +135,7 @@ class PushCall final : public DataCall {
     PS_ASSIGN_OR_RETURN(std::vector<ReceivedSlice> slices, DecodeSlices(message, &request));
     PS_RETURN_IF_ERROR(CheckHeaderBytes(message, slices));
     PS_RETURN_IF_ERROR(Identify(request.id()));
-    VersionMessages::Wanted wanted = {.base = BaseOf(request)};
-    for (const v1::SliceRange& range : request.carries()) wanted.carries.push_back({range.begin(), range.end()});
-    Want(std::move(wanted));
+    Want({.base = BaseOf(request), .carries = CarriesOf(request)});
     PS_RETURN_IF_ERROR(session().Add(std::move(request), std::move(slices), weights_ ? Self(this) : nullptr));
     Read(kMaxMessageBytes);
     return absl::OkStatus();

@@ -92,6 +92,18 @@ TEST_CASE("Hand-written messages have the bytes of the generated code, and come 
   }
 }
 
+TEST_CASE("A copy of a slice says of itself what the slice says") {
+  const std::vector<uint8_t> bytes(6, 1);
+  Payload changeable = Payload::Changeable(Piece(bytes), nullptr);
+  changeable.set_type(WireType::kBfloat16);
+  const Payload copy = changeable.Copied();
+  CHECK_FALSE(copy.changeable());
+  CHECK(copy.type() == WireType::kBfloat16);
+  CHECK(copy.sent_as() == WireType::kBfloat16);
+  CHECK(copy.bytes() == 6);
+  CHECK(copy.sent_bytes() == 6);
+}
+
 // What is taken for positions and values is as many of both, and ascends.
 void CheckUnpacked(Payload payload) {
   if (!payload.is_packed() || !payload.Unpack().ok()) return;

@@ -119,6 +119,20 @@ TEST_CASE("Checkpoints of another job, or of other fixed flags, are refused by w
   CHECK(Says(folder.Choose("auto"), "--mode=asp (the checkpoint's is bsp)"));
 }
 
+TEST_CASE(
+    "With fixed shares, after how many batches workers push stays as it was; handed-out runs do not depend on it") {
+  Folder folder;
+  folder.options.mode.name = "diloco";
+  folder.options.mode.local_steps = 64;
+  folder.Add(3);
+  CHECK(folder.Choose("auto") == "3");
+  folder.options.mode.fragments = 4;
+  CHECK(Says(folder.Choose("auto"), "--fragments=4 (the checkpoint's is 1)"));
+  folder.options.mode.local_steps = 32;
+  CHECK(
+      Says(folder.Choose("auto"), "--local_steps=32 (the checkpoint's is 64), --fragments=4 (the checkpoint's is 1)"));
+}
+
 TEST_CASE("A job that was told to begin anew, or elsewhere, goes back to its own checkpoints alone") {
   Folder folder;
   folder.Add(3);

@@ -112,6 +112,15 @@ absl::Status ClientImpl::TakeWireFormat() {
 
 absl::Status ClientImpl::SetUpLinks(const Layout& layout) {
   context_->plan = SlicePlan(layout, static_cast<uint32_t>(joined_as_.shards_size()));
+  if (policy_.local_steps.has_value()) {
+    for (const std::vector<uint32_t>& fragment : policy_.local_steps->fragments) {
+      const size_t ranges = SlicesOf(context_->plan, fragment).size();
+      if (ranges <= kMaxRanges) continue;
+      return absl::FailedPreconditionError(absl::StrCat("--fragments=", policy_.local_steps->fragments.size(),
+                                                        ": of this model one has ", ranges, " runs of slices; at most ",
+                                                        kMaxRanges, " are supported"));
+    }
+  }
   if (context_->wire.weights_delta) {
     PS_ASSIGN_OR_RETURN(TensorMemory memory, Annotate(AllocateTensors(layout), "--weights_delta"));
     context_->pulled = std::make_unique<PulledWeights>(num_shards(), std::move(memory));

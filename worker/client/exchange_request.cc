@@ -41,6 +41,10 @@ absl::Status CheckRequest(const ExchangeRequest& request, const SlicePlan& plan)
     return absl::InvalidArgumentError(absl::StrCat("PushInfo.tensors: ", carried[i],
                                                    " does not follow the one before, or is no tensor that is pushed"));
   }
+  if (const size_t ranges = SlicesOf(plan, carried).size(); ranges > kMaxRanges) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("PushInfo.tensors: ", ranges, " runs of slices; at most ", kMaxRanges, " are supported"));
+  }
   if (!request.sends_no_slices()) {
     PS_RETURN_IF_ERROR(CheckTensors(plan.layout(), request.out, request.pushes() ? "gradients" : "initial values",
                                     /*constants=*/!request.pushes(),

@@ -234,11 +234,21 @@ absl::Status Trainer::Train() {
   EvaluationRhythm rhythm(options_.eval_every, source_->batches_per_epoch(), total, first);
   for (;;) {
     PS_ASSIGN_OR_RETURN(const std::optional<TrainingBatch> batch, NextTrainingBatch());
-    if (!batch.has_value()) return absl::OkStatus();
+    if (!batch.has_value()) return steps_->Conclude();
     if (stop_.stop_requested()) return absl::CancelledError(absl::StrCat("stopped at step ", exchanges_->step()));
     PS_RETURN_IF_ERROR(TrainBatch(*batch, rhythm));
-    if (leaves_in_order_ && steps_->at_exchange()) return steps_->Settle();
+    if (leaves_in_order_ && steps_->at_exchange()) return SettleToLeave();
   }
+}
+
+absl::Status Trainer::SettleToLeave() {
+  PS_RETURN_IF_ERROR(steps_->Settle());
+  if (steps_->open_samples() > 0) {
+    spdlog::warn(
+        "what this worker had learnt from {} samples of those parts of the model that are exchanged later is lost",
+        steps_->open_samples());
+  }
+  return absl::OkStatus();
 }
 
 // Runs that are handed out may have to come back from others.

@@ -81,6 +81,7 @@ class Trainer {
   void TellJoinedAgain();
 
   absl::Status Train();
+  absl::Status SettleToLeave();
   absl::StatusOr<std::optional<TrainingBatch>> NextTrainingBatch();
   // One batch, and a copy of the weights where an evaluation is due.
   absl::Status TrainBatch(const TrainingBatch& batch, EvaluationRhythm& rhythm);

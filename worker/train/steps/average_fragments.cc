@@ -36,6 +36,7 @@ class AverageFragments final : public Steps {
   absl::Status Train(const TrainingBatch& batch) override;
   // Takes what is under way, before its time if need be.
   absl::Status Settle() override;
+  absl::Status Conclude() override;
   bool at_exchange() const override { return at_exchange_; }
   uint64_t open_samples() const override;
   absl::StatusOr<ConstTensors> ServersWeights() override;
@@ -130,7 +131,7 @@ absl::Status AverageFragments::Take(StepRecord& record) {
   fragment.version = context_.exchanges.version();
   fragment.versions = context_.exchanges.versions();
   Blend(fragment);
-  training_.SetPosition(passed_);
+  training_.SetPosition(passed_ * context_.client.num_workers());  // The others are taken to be as fast.
   context_.feed.Finished(pushed_after_);
   return absl::OkStatus();
 }
@@ -150,6 +151,21 @@ void AverageFragments::Blend(const Fragment& fragment) {
 absl::Status AverageFragments::Settle() {
   StepRecord unrecorded;
   return Take(unrecorded);
+}
+
+// A worker that took another's place after the last batch finds none, and perhaps some of the last pushes to be made.
+absl::Status AverageFragments::Conclude() {
+  const bool waited_for = context_.client.policy().empty_contributions && !context_.client.hands_out_runs();
+  const auto batches = static_cast<uint64_t>(context_.feed.source().total_batches() - context_.origin.batch);
+  const uint64_t on_the_way = (batches + local_.overlap - 1) / local_.steps;
+  const uint64_t all = context_.origin.step + on_the_way + fragments_.size();
+  while (waited_for && batches > 0 && context_.exchanges.step() < all) {
+    const Fragment& fragment = Next();
+    context_.exchanges.StartPart(/*samples=*/0, std::exchange(passed_, 0), fragment.tensors, fragment.version,
+                                 fragment.versions, differences_.Read(), anchors_.tensors);
+    PS_RETURN_IF_ERROR(context_.exchanges.End().status());
+  }
+  return absl::OkStatus();
 }
 
 uint64_t AverageFragments::open_samples() const {

@@ -68,6 +68,9 @@ class Steps {
   // what was trained is exchanged.
   virtual absl::Status Settle() = 0;
 
+  // The budget is spent, and no batch is left: makes the pushes that the others of the job still wait for.
+  virtual absl::Status Conclude() { return absl::OkStatus(); }
+
   // After Train: whether the batch ended with an exchange, so that an evaluation may follow. It may be under way.
   virtual bool at_exchange() const = 0;
 
@@ -76,7 +79,7 @@ class Steps {
   virtual uint64_t open_samples() const { return 0; }
 
   // Where the servers' weights are, until the next call: as they came with the last exchange, which it settles, or, of
-  // kElastic, the newest. They are of the exchanges' version. What the worker trains is left as it is.
+  // kElastic, the newest. They are of the exchanges' version, or, in fragments, each of the one that came with it. What the worker trains is left as it is.
   virtual absl::StatusOr<ConstTensors> ServersWeights() = 0;
 };
 
