@@ -39,10 +39,12 @@ std::string Differences(const RunTerms& theirs, const RunTerms& ours) {
   return absl::StrJoin(differences, ", ");
 }
 
-// A worker may have the batches that go into one exchange, and while that is under way one more.
+// A worker may have the batches that go into one exchange, and while that is under way those that it trains on
+// meanwhile, and one more.
 uint64_t MaxOpen(const v1::ModePolicy& policy) {
   if (!policy.has_local_steps()) return 2;
-  return std::max<uint64_t>(policy.local_steps().steps(), 1) + 1;
+  const v1::LocalSteps& local = policy.local_steps();
+  return std::max<uint64_t>(local.steps(), 1) + local.overlap() + 1;
 }
 
 }  // namespace

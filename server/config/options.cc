@@ -94,9 +94,9 @@ void CheckWireFormat(const ServerOptions& options, Problems& problems) {
   for (const auto& [flag, name] :
        {std::pair("wire_dtype", options.wire_dtype), std::pair("weights_wire_dtype", options.weights_wire_dtype)}) {
     const std::optional<WireType> type = ParseWireType(name);
-    problems.Check(type.has_value(), absl::StrCat("--", flag, "=", Printable(name, kMaxNameBytes),
-                                                  ": expected float32, bfloat16 or float16",
-                                                  flag == absl::string_view("wire_dtype") ? ", or e3m0" : ""));
+    problems.Check(type.has_value(),
+                   absl::StrCat("--", flag, "=", Printable(name, kMaxNameBytes), ": expected float32, bfloat16",
+                                flag == absl::string_view("wire_dtype") ? ", float16 or e3m0" : " or float16"));
   }
   problems.Check(ParseWireType(options.weights_wire_dtype) != WireType::kE3m0,
                  "--weights_wire_dtype=e3m0: only pushes are sent so; weights need more bits (bfloat16)");

@@ -36,7 +36,10 @@ std::string Describe(const v1::PushRequest& push) {
                       int{push.contribution()}, push.has_passed() ? absl::StrCat(", passed ", push.passed()) : "",
                       push.has_learning_rate() ? ", learning rate " + ExactText(push.learning_rate()) : "",
                       push.edition() > 0 ? absl::StrCat(", edition ", push.edition()) : "",
-                      push.carries_size() > 0 ? absl::StrCat(", ", push.carries_size(), " ranges of slices") : "");
+                      push.carries_size() > 0
+                          ? absl::StrCat(", ", push.carries_size(), " ranges of slices from ", push.carries(0).begin(),
+                                         " to before ", push.carries(push.carries_size() - 1).end())
+                          : "");
 }
 
 }  // namespace

@@ -196,8 +196,10 @@ absl::StatusOr<size_t> PushTable::CheckSlice(const v1::PushRequest& header, cons
                                                    " is absent, which only the gradient of a weight can be"));
   }
   if (finite) return local;
-  return absl::InvalidArgumentError(absl::StrCat("the ", tensor.kind == TensorKind::kWeight ? "gradient" : "value",
-                                                 " of tensor ", tensor.name, " is not finite"));
+  const char* const what = tensor.kind != TensorKind::kWeight                            ? "value"
+                           : header.contribution() == v1::CONTRIBUTION_WEIGHT_DIFFERENCE ? "difference"
+                                                                                         : "gradient";
+  return absl::InvalidArgumentError(absl::StrCat("the ", what, " of tensor ", tensor.name, " is not finite"));
 }
 
 Admission PushTable::Admit(const v1::PushRequest& header, const Mode& mode) const {
@@ -228,6 +230,12 @@ absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushReque
         push.learning_rate == LearningRateOf(header) && push.edition == header.edition() &&
         push.carries == Carried(header)) {
       return found;
+    }
+    const bool same_push = push.incarnation == header.id().incarnation() && push.step == header.step() &&
+                           push.edition == header.edition() && header.edition() > 0;
+    if (same_push && push.carries != Carried(header)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(Who(header), ": a call carries other slices than another call of the same push"));
     }
     Drop(rank);  // The rank restarts this push, or begins another.
   }

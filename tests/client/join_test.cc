@@ -93,7 +93,7 @@ TEST_CASE("local steps that the client does not know or nobody could take are re
   }
   local.set_mix(0);
   local.set_fragments(3);
-  CheckRefused(reply, "--fragments=3: the model has too few tensors for so many");
+  CheckRefused(reply, "--fragments=3: the model has only 2 tensors that pushes carry");
   local.set_fragments(4'000'000'000);
   CheckRefused(reply, "4000000000 fragments");
   local.set_fragments(2);

@@ -1,7 +1,10 @@
 // A rank that changes hands in a running job.
 #include "common/clock.h"
+#include "ps/client.h"
 #include "tests/integration/cluster.h"
 #include "tests/integration/process.h"
+#include "worker/link/tensor_memory.h"
+#include "worker/train/preparation.h"
 
 namespace ps {
 namespace {
@@ -59,6 +62,63 @@ TEST_CASE(
   const auto evaluations = cluster.Events("worker.jsonl", "eval");
   for (const auto& evaluation : evaluations) CHECK(evaluation["step"].get<int>() % kStepsPerEpoch == 0);
   CHECK(evaluations[before]["step"] > evaluations[before - 1]["step"]);
+}
+
+// A member of the job that pushes so many of its last fragments, each a difference of zeros, and is lost.
+void PushSome(const WorkerOptions& options, uint64_t pushes) {
+  const absl::StatusOr<Preparation> prepared = Prepare(options);
+  REQUIRE(prepared.ok());
+  ClientOptions joins = options.client;
+  joins.experiment = Experiment(options, prepared->data, prepared->initial.values);
+  joins.samples_per_epoch = static_cast<uint64_t>(prepared->data.train.size());
+  joins.does_fragments = true;
+  const auto client = Client::Join(joins, prepared->layout);
+  REQUIRE(client.ok());
+  const absl::StatusOr<TensorMemory> zeros = AllocateTensors(prepared->layout);
+  const absl::StatusOr<TensorMemory> weights = AllocateTensors(prepared->layout);
+  REQUIRE((zeros.ok() && weights.ok()));
+  const auto initial = InitialValues(options.model, options.init, options.seed);
+  REQUIRE((*client)->Start(ConstTensors(initial.begin(), initial.end()), weights->tensors).ok());
+  const auto& fragments = (*client)->policy().local_steps->fragments;
+  for (uint64_t step = 0; step < pushes; ++step) {
+    const PushInfo push = {.step = step,
+                           .version = step,
+                           .samples = 80,
+                           .contribution = PushContribution::kWeightDifference,
+                           .tensors = fragments[step % fragments.size()]};
+    REQUIRE((*client)->PushPull(push, zeros->Read(), weights->tensors).ok());
+  }
+  REQUIRE((*client)->Leave("it is lost").ok());
+}
+
+TEST_CASE("Whoever takes a lost worker's rank among a job's last pushes makes those that are left") {
+  ServerOptions server;
+  server.num_workers = 2;
+  server.mode.name = "diloco";
+  server.mode.on_worker_loss = "wait";
+  server.mode.local_steps = 32;
+  server.mode.fragments = 4;  // One after every 8 batches, which are all that there are: all four are last ones.
+  Cluster cluster(server);
+  WorkerOptions options = Options(cluster.address(), 0);
+  options.epochs = 1;
+  options.steps = 8;
+  options.client.does_fragments = true;
+  std::vector<absl::StatusOr<TrainingResult>> results(2, absl::UnknownError("did not run"));
+  const auto train = [&](uint32_t rank) {
+    WorkerOptions mine = options;
+    mine.client.rank = rank;
+    return std::thread([mine, &result = results[rank]] { result = Trainer(mine).Run({}); });
+  };
+  std::thread first = train(0);
+  WorkerOptions lost = options;
+  lost.client.rank = 1;
+  PushSome(lost, 2);
+  std::thread replacement = train(1);
+  first.join();
+  replacement.join();
+  for (const auto& result : results) CHECK(result.status() == absl::OkStatus());
+  CHECK(cluster.servers[0]->Wait().ok());
+  CHECK(cluster.Events("server.jsonl", "apply").size() == 4);
 }
 
 TEST_CASE(

@@ -269,9 +269,13 @@ TEST_CASE("A partial push that brings what it does not carry, or carries what th
                {"0:0 a carries 12 carries 1",
                 "rank 0, step 0: it carries slices 0 to before 1, which do not follow those before, or are none of the "
                 "model's 2, 0 B"},
+               {"0:0 - carries 1 edition 2", "new:, 8 B"},
+               {"0:0 b carries 12 edition 2",
+                "rank 0, step 0: a call carries other slices than another call of the same push, 8 B"},
                // A rank that begins its push anew may carry something else.
-               {"0:0 - carries 1", "new:, 8 B"},
-               {"0:0 a", "new: a, dropped, 16 B"}});
+               {"0:0 - carries 12 edition 4", "new:, dropped, 8 B"},
+               {"0:0 - carries 1 edition 6", "new:, dropped, 8 B"},
+               {"0:0 a edition 8", "new: a, dropped, 16 B"}});
 }
 
 TEST_CASE("Where a step is made of all workers' pushes they carry the same, and empty ones nothing") {

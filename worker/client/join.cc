@@ -134,11 +134,11 @@ absl::Status Check(const LocalSteps& steps) {
     return absl::FailedPreconditionError(absl::StrCat("alpha is ", steps.alpha));
   }
   if (!steps.fragments.empty()) {
-    const bool empty = std::any_of(steps.fragments.begin(), steps.fragments.end(),
-                                   [](const auto& tensors) { return tensors.empty(); });
-    if (empty) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("--fragments=", steps.fragments.size(), ": the model has too few tensors for so many"));
+    size_t pushed = 0;
+    for (const std::vector<uint32_t>& tensors : steps.fragments) pushed += tensors.size();
+    if (pushed < steps.fragments.size()) {
+      return absl::FailedPreconditionError(absl::StrCat("--fragments=", steps.fragments.size(), ": the model has only ",
+                                                        pushed, " tensors that pushes carry"));
     }
     if (steps.exchange != LocalSteps::Exchange::kAverageWeights) {
       return absl::FailedPreconditionError("fragments are of weights that are averaged");
