@@ -191,10 +191,11 @@ def leaves():
     for ask in ["signal", "rank", "name"]:
         with job_of("bsp", 2, "wait", checkpoints=ask == "rank") as job:
             if ask == "name":
-                job.start_workers = lambda job=job: job.workers.extend(
-                    job.start_worker(f"worker-{rank}", f"--rank={rank}", f"--name=w{rank}") for rank in range(3)
+                job.start_workers = lambda flags, job=job: job.workers.extend(
+                    job.start_worker(f"worker-{rank}", f"--rank={rank}", f"--name=w{rank}", *flags.get(rank, ()))
+                    for rank in range(3)
                 )
-            trains(job)
+            trains(job, slow=1)
             if ask == "signal":
                 job.workers[1].process.send_signal(signal.SIGTERM)
             else:
