@@ -276,8 +276,8 @@ def run(lab: Lab) -> Page:
     accuracies = {}
     for training in _trainings(lab):
         for form in _forms(training):
-            accuracies[f"{training.name}, {form.name}"] = last[training.name, form.name].to_dict()
-    accuracies[BSP] = accuracies.pop(f"{BSP}, {FLOAT32.name}")
+            name = BSP if training.outer is None else f"{training.name}, {form.name}"
+            accuracies[name] = last[training.name, form.name].to_dict()
     beside = Accuracies(BSP, 2, {(form, "accuracy"): values for form, values in accuracies.items()})
     goal = sum(bsp.values()) / len(bsp) - POINTS_LESS
     slowest, longest = lab.pick(*LINK_RATES)[0], lab.pick(*LOCAL_STEPS)[-2 if not lab.quick else -1]
