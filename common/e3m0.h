@@ -1,6 +1,6 @@
-// Floats in four bits: a sign and a level of three bits, beside a scale for each block. Three levels more or less are a
-// factor of eight, so what is kept of a value is about its magnitude. Source: the pseudo-gradients in E3M0 of Douillard
-// et al., Streaming DiLoCo, 2025 (arXiv:2501.18512); ps.proto (WIRE_E3M0) says what is sent.
+// Floats in four bits: a sign and a level of three bits, beside a scale for each block. A level is a power of two times
+// the scale, so a value is off by at most 41 %, unless it is so small that it becomes 0. Source: the outer gradients in
+// E3M0 of Douillard et al., Streaming DiLoCo, 2025 (arXiv:2501.18512); ps.proto (WIRE_E3M0) says what is sent.
 //
 // A block is kE3m0Block consecutive values, the last one fewer: its scale, a float32, and then its codes, two in a
 // byte, the first in the lower half. Memory need not be aligned. All instruction sets give equal bits.
