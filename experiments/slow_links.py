@@ -38,6 +38,7 @@ SEEDS = 10, 1
 MOMENTUM = 0.9
 BSP = "bsp"
 POINTS_LESS = 1.0  # Training has arrived once its accuracy is bsp's last, less so many points.
+BEYOND = 10  # A link rate of so many times the fastest one measured is not told apart.
 
 
 @dataclass(frozen=True)
@@ -237,12 +238,14 @@ def _crossing(lab: Lab, of_bsp: float | None, of_rounds: float | None, steps: in
     if of_bsp is None or of_rounds is None:
         return NONE
     if of_rounds <= of_bsp:
-        return "at any rate"
+        return "at all rates"
     saved = of_bsp - of_rounds * share / steps
     if saved <= 0:
-        return "at no rate"
+        return "at none"
     exchange_s = lab.pick(*COMPUTE_MS) / 1e3 * (of_rounds - of_bsp) / saved
-    return f"below {8 * lab.pick(*MODEL_BYTES) / 1e6 / exchange_s:,.0f} Mbit/s"
+    rate = 8 * lab.pick(*MODEL_BYTES) / 1e6 / exchange_s
+    # Above it some batches more or less decide, which the seeds do not tell apart.
+    return "at all of these rates" if rate > BEYOND * max(lab.pick(*LINK_RATES)) else f"below {rate:,.0f} Mbit/s"
 
 
 def _times(lab: Lab, found: pd.DataFrame, links: pd.DataFrame, goal: float) -> Table:
