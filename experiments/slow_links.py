@@ -318,14 +318,14 @@ def _figure(lab: Lab, links: pd.DataFrame) -> Figure:
                 of_form = links[(links["rate"] == rate) & (links["form"] == form.name)]
                 for streamed, own in of_form.groupby("streamed"):
                     marker = "^" if streamed else "o"
-                    label = _sent(form.name, streamed=bool(streamed))
+                    label = None if streamed else form.name
                     axes.plot(own["steps"], own["share"], marker=marker, **look, label=label)
                     axes.plot(own["steps"], own["by_bytes"], linestyle=DASHED, **look)
             axes.set_title(f"{rate:,} Mbit/s")
             axes.set_xscale("log", base=2)
             axes.set_ylim(0, 1.02)
 
-    caption = "Dashed is what the bytes allow."
+    caption = "Circles: the whole model at once. Triangles: streamed. Dashed is what the bytes allow."
     panels = len(lab.pick(*LINK_RATES))
     title = "The share of the time that workers compute"
     return Figure(
