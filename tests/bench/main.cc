@@ -231,10 +231,10 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
   const bool diloco = mode == "diloco";
   problems.Check(!link || diloco || mode == "bsp", absl::StrCat("--mode=", mode, ": link measures bsp and diloco"));
   if (link && diloco) {
-    ModeOptions rounds = {.name = mode, .local_steps = Rounds()->local_steps};
-    rounds.fragments = Rounds()->fragments;
-    rounds.overlap = Rounds()->overlap;
-    ValidateModeOptions(rounds, /*num_workers=*/1, problems);
+    ModeOptions options = {.name = mode, .local_steps = Rounds()->local_steps};
+    options.fragments = Rounds()->fragments;
+    options.overlap = Rounds()->overlap;
+    ValidateModeOptions(options, /*num_workers=*/1, problems);
   }
   const absl::Duration compute = absl::GetFlag(FLAGS_compute);
   problems.Check(compute > absl::ZeroDuration() && compute <= absl::Minutes(1),
