@@ -79,7 +79,8 @@ class Steps {
   virtual uint64_t open_samples() const { return 0; }
 
   // Where the servers' weights are, until the next call: as they came with the last exchange, which it settles, or, of
-  // kElastic, the newest. They are of the exchanges' version, or, in fragments, each of the one that came with it. What the worker trains is left as it is.
+  // kElastic, the newest. They are of the exchanges' version, or, in fragments, each of the one that came with it. What
+  // the worker trains is left as it is.
   virtual absl::StatusOr<ConstTensors> ServersWeights() = 0;
 };
 
