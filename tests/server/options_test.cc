@@ -81,8 +81,7 @@ TEST_CASE("What is sent in two bytes, or in part, is refused by name where it ma
     std::string problem;
   };
   const std::vector<Case> cases = {
-      {[](ServerOptions& o) { o.wire_dtype = "fp8"; },
-       "--wire_dtype=fp8: expected float32, bfloat16, float16 or e3m0"},
+      {[](ServerOptions& o) { o.wire_dtype = "fp8"; }, "--wire_dtype=fp8: expected float32, bfloat16, float16 or e3m0"},
       {[](ServerOptions& o) { o.weights_wire_dtype = ""; },
        "--weights_wire_dtype=: expected float32, bfloat16 or float16"},
       {[](ServerOptions& o) { o.error_feedback = true; },
