@@ -1,4 +1,4 @@
-"""The shell scripts: what is wrong in them only now and then, so that no run of theirs finds it."""
+"""The shell scripts, and names of tests: what is wrong in them only now and then, or that only a run of all finds."""
 
 import pathlib
 import re
@@ -42,6 +42,13 @@ class ScriptsTest(unittest.TestCase):
             shell = "bash" if "bash" in path.read_text().splitlines()[0] else "sh"
             read = subprocess.run([shell, "-n", path], capture_output=True, text=True, timeout=60)
             assert (read.returncode, read.stderr) == (0, ""), path
+
+    def test_no_name_of_a_test_case_has_a_semicolon(self):
+        # CMake takes it for the end of the name: the test is not run, and two that there are not are.
+        name = re.compile(r'(?:TEST_CASE|SCENARIO)\(\s*"([^"]*;[^"]*)"')
+        assert name.findall('TEST_CASE(\n    "one; two")') == ["one; two"]
+        found = [text for path in sorted((ROOT / "tests").rglob("*.cc")) for text in name.findall(path.read_text())]
+        assert found == [], found
 
 
 if __name__ == "__main__":

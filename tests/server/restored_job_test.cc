@@ -120,7 +120,7 @@ TEST_CASE("Checkpoints of another job, or of other fixed flags, are refused by w
 }
 
 TEST_CASE(
-    "With fixed shares, after how many batches workers push stays as it was; handed-out runs do not depend on it") {
+    "With fixed shares, after how many batches workers push stays as it was, and handed-out runs do not depend on it") {
   Folder folder;
   folder.options.mode.name = "diloco";
   folder.options.mode.local_steps = 64;
