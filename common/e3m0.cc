@@ -16,7 +16,7 @@ constexpr size_t kBlockBytes = WireBytes(WireType::kE3m0, kE3m0Block);
 constexpr uint32_t kSign = 8;
 constexpr uint32_t kLevels = 7;  // Level L is 2^(L - 7) times the scale; 0 is 0.
 
-// Of a smaller one the levels below would be subnormal, of which processors make what they are set to.
+// Below a smaller scale some levels would be subnormal, which processors may be set to take for 0.
 constexpr float kLeastScale = 0x1p-119F;
 
 constexpr float kSqrtHalf = 0x1.6a09e6p-1F;  // Half way between two levels, in the logarithm.

@@ -79,8 +79,9 @@ absl::Status Payload::UnpackPositions() {
 absl::Status Payload::UnpackBlocks() {
   const std::optional<size_t> count = E3m0Elements(bytes_);
   const bool fits = bytes_ <= WireBytes(WireType::kE3m0, kSliceElements);  // Eight times as many are made of them.
-  if (!count.has_value() || !fits)
+  if (!count.has_value() || !fits) {
     return absl::InvalidArgumentError(absl::StrCat(bytes_, " bytes are no blocks of e3m0 of a slice"));
+  }
   const std::shared_ptr<float[]> values = std::make_shared_for_overwrite<float[]>(*count);
   CopyFloatsTo(values.get(), *count);
   Keep({BytesOf({values.get(), *count})}, *count * sizeof(float), values);

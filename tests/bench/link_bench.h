@@ -32,7 +32,7 @@ struct LinkBenchOptions {
     uint32_t fragments = 1;
     uint32_t overlap = 0;  // Local steps.
 
-    // Of computing, from one exchange to the next.
+    // The computing from one exchange to the next takes so long.
     std::chrono::nanoseconds length() const { return local_steps / fragments * compute; }
   };
   std::optional<Rounds> rounds;
@@ -45,7 +45,7 @@ struct LinkRow {
   double processors = 0;  // That servers and workers, or ranks, kept busy together; without what the kernel does for no
                           // process, and delays.
   double against_mpi = 0;  // Time of MPI's best row over the median; 0: there is none.
-  // Of rounds: the share of the time that workers compute, and what it would be if an exchange took no longer than the
+  // The share of the time that workers compute in rounds, and what it would be if an exchange took no longer than the
   // fullest link needs for its bytes, in the direction that has more of them, less what is hidden behind the overlap.
   double utilisation = 0;
   double utilisation_by_bytes = 0;

@@ -226,7 +226,7 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
   const bool many = command == "exchange" && absl::GetFlag(FLAGS_layout) == "many";
   const bool link = command == "link";
   const bool sends = link || command == "exchange";
-  const bool rounds = sends || command == "train";
+  const bool has_wire_dtype = sends || command == "train";
   const std::string mode = absl::GetFlag(FLAGS_mode);
   const bool diloco = mode == "diloco";
   problems.Check(!link || diloco || mode == "bsp", absl::StrCat("--mode=", mode, ": link measures bsp and diloco"));
@@ -247,10 +247,10 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
   problems.Check(CheckIdleFlags(line, {{"bytes", many, "--layout=many has a size of its own"},
                                        {"servers", link && !diloco, "link measures several numbers of servers"},
                                        {"transport", link, "link measures TCP"},
-                                       {"wire_dtype", !rounds, "only exchange, link and train have it"},
-                                       {"weights_wire_dtype", !rounds, "only exchange, link and train have it"},
+                                       {"wire_dtype", !has_wire_dtype, "only exchange, link and train have it"},
+                                       {"weights_wire_dtype", !has_wire_dtype, "only exchange, link and train have it"},
                                        {"compress", !sends, "only exchange and link have it"},
-                                       {"error_feedback", !rounds, "only exchange, link and train have it"},
+                                       {"error_feedback", !has_wire_dtype, "only exchange, link and train have it"},
                                        {"weights_delta", !sends, "only exchange and link have it"},
                                        {"wire_dtype", op == "pull", why},
                                        {"compress", op == "pull", why},

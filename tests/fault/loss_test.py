@@ -260,15 +260,23 @@ def waits_twice():
 
 
 def leaves_after_its_round():
-    """A worker that is to leave while it computes, and waits for nobody, ends its round however long that takes."""
-    with Job("local_sgd", 1, steps=1000, flags=["--local_steps=60"], workers=1, checkpoints=False) as job:
-        metrics = job.folder / "worker.jsonl"
-        flags = ["--experiment_step_time=200ms", f"--metrics_file={metrics}"]
-        job.workers = [job.start_worker("worker-0", *flags)]
-        wait_until("training", lambda: metrics.exists() and '"event":"step"' in metrics.read_text())
-        job.workers[0].process.send_signal(signal.SIGTERM)
-        assert job.workers[0].end() == 0, job.workers[0].errors()
-        assert "leaving the job at step 1, as asked" in job.workers[0].errors(), job.workers[0].errors()
+    """A worker that is to leave while it computes, and waits for nobody, ends its round however long that takes.
+
+    Of a model in fragments one is exchanged then; what is lost of the others is said.
+    """
+    lost_samples = "had learnt from 240 samples of those parts of the model that are exchanged later is lost"  # 30 * 8.
+    for mode, flags, said in (
+        ("local_sgd", ["--local_steps=60"], False),
+        ("diloco", ["--local_steps=60", "--fragments=2"], True),
+    ):
+        with Job(mode, 1, steps=1000, flags=flags, workers=1, checkpoints=False) as job:
+            metrics = job.folder / "worker.jsonl"
+            job.workers = [job.start_worker("worker-0", "--experiment_step_time=200ms", f"--metrics_file={metrics}")]
+            wait_until("training", lambda file=metrics: file.exists() and '"event":"step"' in file.read_text())
+            job.workers[0].process.send_signal(signal.SIGTERM)
+            assert job.workers[0].end() == 0, job.workers[0].errors()
+            assert "leaving the job at step 1, as asked" in job.workers[0].errors(), job.workers[0].errors()
+            assert (lost_samples in job.workers[0].errors()) == said, job.workers[0].errors()
 
 
 def newcomer():

@@ -158,7 +158,7 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   // A tensor's are set before it is ready, and then constant.
   ConstTensors out_;
   std::vector<uint8_t> absent_;  // Unless 0, there is no gradient of it.
-  // Of a partial push: the tensors that it carries, and their slices; else empty.
+  // The tensors that a partial push carries, and their slices; both are empty if it carries all.
   const std::vector<bool> carried_;
   const SliceRanges carries_;
   const std::vector<std::vector<uint32_t>> tensor_slices_;
