@@ -29,6 +29,7 @@ NAMES = (
     "links",
     "wire",
     "slow_links",
+    "slow_worker",
 )
 
 

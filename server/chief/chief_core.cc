@@ -25,6 +25,7 @@ void AddDecisions(const std::vector<StepSet>& sets, uint64_t dropped_samples, v1
     decision->set_step(set.step);
     decision->set_dropped_samples(dropped_samples);
     for (const uint32_t rank : set.ranks) decision->add_ranks(rank);
+    for (const uint64_t step : set.steps) decision->add_steps(step);
   }
 }
 
@@ -112,11 +113,7 @@ void ChiefCore::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoin
   if (!received.has_value()) return;
   Add(*std::move(received));
   const JobState::ReportOutcome outcome = job_.OnReport(shard, report, now);
-  if (!outcome.decided.empty()) {
-    v1::ChiefUpdate update;
-    AddDecisions(outcome.decided, job_.dropped_samples(), update);
-    Add(shard_streams_.Broadcast(update));
-  }
+  TellDecisions(outcome.decided);
   for (const v1::NormTotals& totals : outcome.norms) {
     v1::ChiefUpdate update;
     *update.add_norms() = totals;
@@ -133,6 +130,13 @@ void ChiefCore::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoin
   if (!outcome.view_in_force) return;
   AnswerJoins(now);
   if (job_.phase() == v1::PHASE_GATHERING) TellMembers(now);  // The initialiser, once all know it.
+}
+
+void ChiefCore::TellDecisions(const std::vector<StepSet>& decided) {
+  if (decided.empty()) return;
+  v1::ChiefUpdate update;
+  AddDecisions(decided, job_.dropped_samples(), update);
+  Add(shard_streams_.Broadcast(update));
 }
 
 void ChiefCore::ChangeView(TimePoint now) {
@@ -305,6 +309,7 @@ void ChiefCore::Tick(TimePoint now) {
   MoveSet(now);
   MoveCheckpoint(now);
   const auto is_joining = [this](const Member& member) { return joins_.Has(member.rank, member.incarnation); };
+  TellDecisions(job_.Tick(now));
   if (job_.CheckTimes(now, is_joining)) return ChangeView(now);
   AnswerJoins(now);
   AnswerDones(now);
@@ -383,6 +388,7 @@ void ChiefCore::AnswerTakes(TimePoint now) {
     return reply;
   }));
   Add(job_.runs().TakeRecords());
+  TellDecisions(job_.SetIdle(takes_.Ranks(), now));
 }
 
 // ---- Changing hyperparameters.

@@ -136,6 +136,7 @@ class ChiefCore {
   // By what a shard that registers anew says, the present generation may be over.
   void EndIfLost(const v1::Registration& registration, TimePoint now);
   // After an event that calls for a new view: tells the shards, and answers and tells whom it concerns.
+  void TellDecisions(const std::vector<StepSet>& decided);
   void ChangeView(TimePoint now);
   void AnswerJoins(TimePoint now);
   void AnswerDones(TimePoint now);

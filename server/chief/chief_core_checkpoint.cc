@@ -95,7 +95,7 @@ void ChiefCore::BeginCheckpoint(bool at_once, TimePoint now) {
   // A checkpoint is like a change of hyperparameters: ahead of any version that a shard can have begun.
   if (!at_once && job_.names_sets()) commit.set_version(job_.mode().step() + 2);
   checkpoint_version_ = commit.has_version() ? std::optional<uint64_t>(commit.version()) : std::nullopt;
-  const bool freeze = !at_once && !job_.mode().synchronous();
+  const bool freeze = !at_once && !job_.mode().coordinated();
   TellCut(cut_.Begin(std::move(commit), freeze, now,
                      now + std::max<std::chrono::nanoseconds>(kCutTime, job_.options().cut_timeout)));
 }
@@ -108,7 +108,7 @@ void ChiefCore::OnCheckpointWritten(uint32_t shard, const v1::CheckpointWritten&
   const std::vector<v1::CheckpointWritten>& parts = **outcome;
   const bool same = std::all_of(parts.begin(), parts.end(),
                                 [&](const auto& part) { return part.version() == parts.front().version(); });
-  if (!same && job_.mode().synchronous()) {
+  if (!same && job_.mode().coordinated()) {
     return EndCheckpoint(absl::InternalError("the shards were at different versions"), now);
   }
   CutSteps steps;

@@ -108,8 +108,13 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
   outcome.view_is_due = (news.initialised && shards_.AllInitialised()) || NewcomersAreDue();
   if (phase_ != v1::PHASE_RUNNING) return outcome;
   for (const v1::PushDone& done : report.complete()) {
-    StepCoordinator::Outcome complete = steps_.Complete(
-        shard, done.incarnation(), {.rank = done.rank(), .step = done.step(), .samples = done.samples()}, members_);
+    StepCoordinator::Outcome complete = steps_.Complete(shard, done.incarnation(),
+                                                        {.rank = done.rank(),
+                                                         .step = done.step(),
+                                                         .samples = done.samples(),
+                                                         .at = now,
+                                                         .took = std::chrono::microseconds(done.took_us())},
+                                                        members_);
     if (complete.news) last_progress_ = now;
     outcome.decided.insert(outcome.decided.end(), complete.decided.begin(), complete.decided.end());
   }
@@ -456,7 +461,7 @@ std::vector<StepSet> JobState::NextView(TimePoint now) {
   }
   runs_.OnView(view_, takers);
   norms_.OnView(members_);
-  return steps_.OnView(members_);
+  return steps_.OnView(members_, now);
 }
 
 // ---- Data that are the workers' own (--data=own).

@@ -165,6 +165,15 @@ class JobState {
     std::vector<v1::NormTotals> norms;
   };
   ReportOutcome OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint now);
+  // These ranks' workers wait for runs, and have none. Returns the sets that are named by it, to be told to every
+  // shard.
+  std::vector<StepSet> SetIdle(const std::set<uint32_t>& ranks, TimePoint now) {
+    return phase_ == v1::PHASE_RUNNING ? steps_.SetIdle(ranks, now) : std::vector<StepSet>();
+  }
+  // The sets that have waited for long enough for more pushes; to be told, too.
+  std::vector<StepSet> Tick(TimePoint now) {
+    return phase_ == v1::PHASE_RUNNING ? steps_.Tick(now) : std::vector<StepSet>();
+  }
 
   // ---- Members
 

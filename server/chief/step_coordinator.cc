@@ -12,12 +12,12 @@ StepCoordinator::StepCoordinator(std::unique_ptr<Mode> mode, uint32_t num_shards
     : mode_(std::move(mode)), num_shards_(num_shards) {}
 
 void StepCoordinator::Restore(uint64_t version) {
-  if (!mode_->synchronous()) return;
+  if (!mode_->coordinated()) return;
   const absl::Status loaded = mode_->Load({{"mode", mode_->name()}, {"step", version}});
-  Check(loaded.ok(), "a synchronous mode begins at any step");
+  Check(loaded.ok(), "a mode whose sets are named begins at any version");
 }
 
-std::vector<StepSet> StepCoordinator::OnView(const Membership& members) {
+std::vector<StepSet> StepCoordinator::OnView(const Membership& members, TimePoint now) {
   if (!mode_->counts_for_any_owner()) {
     std::erase_if(partial_, [&](const auto& entry) {
       return members.Find(entry.first.second, entry.second.incarnation) == nullptr;
@@ -35,7 +35,7 @@ std::vector<StepSet> StepCoordinator::OnView(const Membership& members) {
         .incarnation = member.incarnation, .done = member.done, .counts_as_empty = member.counts_as_empty};
   }
   std::vector<StepSet> fixed = mode_->SetMembers(takes_part);
-  return leads() ? Decide(std::move(fixed)) : std::vector<StepSet>();
+  return leads() ? Decide(std::move(fixed), now) : std::vector<StepSet>();
 }
 
 StepCoordinator::Outcome StepCoordinator::Complete(uint32_t shard, uint64_t incarnation, const PushHeader& push,
@@ -43,7 +43,7 @@ StepCoordinator::Outcome StepCoordinator::Complete(uint32_t shard, uint64_t inca
   Check(shard < num_shards_, "a report comes from a shard of this job");
   const Push key = {push.step, push.rank};
   Outcome outcome;
-  if (!leads() || mode_->WasDecided(push.step) || complete_.contains(key)) return outcome;
+  if (!leads() || mode_->WasDecided(push.rank, push.step) || complete_.contains(key)) return outcome;
   if (mode_->counts_for_any_owner()) {
     incarnation = 0;
   } else if (members.Find(push.rank, incarnation) == nullptr) {
@@ -55,11 +55,29 @@ StepCoordinator::Outcome StepCoordinator::Complete(uint32_t shard, uint64_t inca
   outcome.news = !partial.shards[shard];
   if (!outcome.news) return outcome;
   partial.shards[shard] = true;
+  partial.took = std::max(partial.took, push.took);
   if (++partial.count < num_shards_) return outcome;
+  PushHeader complete = push;
+  complete.took = partial.took;
   partial_.erase(key);
   complete_[key] = incarnation;
-  outcome.decided = Decide(mode_->Complete(push));
+  outcome.decided = Decide(mode_->Complete(complete), push.at);
   return outcome;
+}
+
+std::vector<StepSet> StepCoordinator::SetIdle(const std::set<uint32_t>& ranks, TimePoint now) {
+  return leads() ? Decide(mode_->SetIdle(ranks), now) : std::vector<StepSet>();
+}
+
+std::vector<StepSet> StepCoordinator::Tick(TimePoint now) {
+  std::vector<StepSet> decided;
+  if (!leads()) return decided;
+  for (const Mode::Window& window : mode_->windows()) {
+    const auto open = windows_.find(window.number);
+    if (open == windows_.end() || now - open->second < window.length) continue;
+    for (StepSet& set : Decide(mode_->WindowOver(window.number), now)) decided.push_back(std::move(set));
+  }
+  return decided;
 }
 
 std::string StepCoordinator::Incomplete() const {
@@ -73,22 +91,29 @@ std::string StepCoordinator::Incomplete() const {
                       absl::StrJoin(missing, ", "));
 }
 
-std::vector<StepSet> StepCoordinator::Decide(std::vector<StepSet> sets) {
+std::vector<StepSet> StepCoordinator::Decide(std::vector<StepSet> sets, TimePoint now) {
   for (const StepSet& set : sets) {
     const uint64_t before = mode_->step();
     mode_->Decided(set);
     Check(mode_->step() >= before, "steps only grow");
     Forget(set);
   }
+  std::map<uint64_t, TimePoint> open;
+  for (const Mode::Window& window : mode_->windows()) {
+    const auto known = windows_.find(window.number);
+    open[window.number] = known == windows_.end() ? now : known->second;
+  }
+  windows_ = std::move(open);
   return sets;
 }
 
 void StepCoordinator::Forget(const StepSet& decided) {
   Check(std::is_sorted(decided.ranks.begin(), decided.ranks.end()), "a set's ranks are ascending");
-  for (const uint32_t rank : decided.ranks) {
-    Check(complete_.erase({decided.step, rank}) == 1, "every push of a decided set is complete on every shard");
+  for (size_t i = 0; i < decided.ranks.size(); ++i) {
+    Check(complete_.erase({decided.step_of(i), decided.ranks[i]}) == 1,
+          "every push of a decided set is complete on every shard");
   }
-  const auto is_over = [this](const auto& entry) { return mode_->WasDecided(entry.first.first); };
+  const auto is_over = [this](const auto& entry) { return mode_->WasDecided(entry.first.second, entry.first.first); };
   std::erase_if(complete_, is_over);
   std::erase_if(partial_, is_over);
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,11 @@ class WaitingCalls {
   }
 
   size_t size() const { return calls_.size(); }
+  std::set<uint32_t> Ranks() const {
+    std::set<uint32_t> ranks;
+    for (const WaitingCall& call : calls_) ranks.insert(call.rank);
+    return ranks;
+  }
 
   bool Has(uint32_t rank, uint64_t incarnation) const {
     return std::any_of(calls_.begin(), calls_.end(),

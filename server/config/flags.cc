@@ -60,9 +60,16 @@ ABSL_FLAG(std::optional<float>, outer_momentum, ps::ModeOptions().outer_momentum
           "diloco: momentum of the outer optimizer, nesterov or momentum; default: 0.9. local_sgd: the same with an "
           "outer learning rate of 1; default: 0, none");
 ABSL_FLAG(std::string, outer_sync, ps::ModeOptions().outer_sync,
-          "diloco: barrier: the mean difference of all workers is applied; async: each worker's is, when it comes");
+          "diloco: barrier: the mean difference of all workers is applied; quorum: that of the first --quorum, and of "
+          "those that come within --grace; async: each worker's is, when it comes");
+ABSL_FLAG(uint32_t, quorum, ps::ModeOptions().quorum,
+          "diloco with --outer_sync=quorum: so many workers' differences make a round; the others' join a later one");
+ABSL_FLAG(
+    std::string, grace, ps::ModeOptions().grace,
+    "diloco with --outer_sync=quorum: how long a round waits for more differences once the quorum is there; auto: "
+    "what --overlap hides of it");
 ABSL_FLAG(std::string, outer_weighting, ps::ModeOptions().outer_weighting,
-          "diloco with --outer_sync=barrier: differences weigh by their samples, or the same (uniform)");
+          "diloco with --outer_sync=barrier or quorum: differences weigh by their samples, or the same (uniform)");
 ABSL_FLAG(std::optional<uint32_t>, dn_buffer, ps::ModeOptions().dn_buffer,
           "diloco with --outer_sync=async: so many differences weigh as much as a mean of all, and are a step of the "
           "outer momentum (Delayed Nesterov); default: --num_workers");
@@ -115,8 +122,8 @@ ABSL_FLAG(absl::Duration, reconnect_grace, absl::Seconds(1),
           "a worker whose connection breaks has this long to reconnect; then it is lost");
 ABSL_FLAG(std::string, on_worker_loss, "",
           "when a worker is lost before it is done: fail; wait for another one to take its rank, for as long as "
-          "--replacement_timeout; or continue with the others; empty: fail in bsp, local_sgd and diloco (but for "
-          "--outer_sync=async), else continue");
+          "--replacement_timeout; or continue with the others; empty: fail in bsp, local_sgd and diloco with "
+          "--outer_sync=barrier, else continue");
 ABSL_FLAG(absl::Duration, replacement_timeout, ps::ServerOptions().replacement_timeout,
           "with --on_worker_loss=wait: the job fails if nobody takes a lost worker's rank within this time");
 ABSL_FLAG(absl::Duration, progress_timeout, absl::Minutes(10),
@@ -193,6 +200,8 @@ ModeOptions ModeOptionsFromFlags() {
   options.outer_lr = absl::GetFlag(FLAGS_outer_lr);
   options.outer_momentum = absl::GetFlag(FLAGS_outer_momentum);
   options.outer_sync = absl::GetFlag(FLAGS_outer_sync);
+  options.quorum = absl::GetFlag(FLAGS_quorum);
+  options.grace = absl::GetFlag(FLAGS_grace);
   options.outer_weighting = absl::GetFlag(FLAGS_outer_weighting);
   options.dn_buffer = absl::GetFlag(FLAGS_dn_buffer);
   options.fragments = absl::GetFlag(FLAGS_fragments);

@@ -5,6 +5,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/time/time.h"
 #include "common/optimizers/hyperparameters.h"
 #include "common/optimizers/optimizer.h"
 #include "common/slices.h"
@@ -25,6 +26,7 @@ std::optional<LossAction> ParseLossAction(const std::string& text) {
 }
 
 constexpr uint32_t kMaxBuffer = 1'000'000;
+constexpr std::chrono::hours kMaxGrace(1);
 
 // In this mode a row's flag has an effect only where another flag has one of some values.
 struct Need {
@@ -107,6 +109,23 @@ absl::Status CheckFragments(const ModeOptions& o) {
   return absl::OkStatus();
 }
 
+absl::Status CheckOuterSync(const std::string& sync) {
+  return OkIf(sync == "barrier" || sync == "quorum" || sync == "async",
+              absl::StrCat("--outer_sync=", sync, ": expected barrier, quorum or async"));
+}
+
+absl::Status CheckQuorum(uint32_t quorum, uint32_t num_workers) {
+  return OkIf(quorum >= 1 && quorum <= num_workers,
+              absl::StrCat("--quorum=", quorum, ": with --outer_sync=quorum, expected how many of the --num_workers=",
+                           num_workers, " make a round"));
+}
+
+absl::Status CheckGrace(const ModeOptions& o) {
+  PS_ASSIGN_OR_RETURN(const auto grace, ParseGrace(o.grace));
+  return OkIf(grace.has_value() || o.overlap > 0,
+              "--grace=auto: it is a part of the time that --overlap hides, which is 0");
+}
+
 absl::Status CheckOverlap(const ModeOptions& o) {
   const uint32_t between = o.batches_per_round() / std::max(o.fragments, 1U);
   return OkIf(
@@ -155,12 +174,18 @@ std::vector<Row> Rows(const ModeOptions& o, uint32_t num_workers) {
        ExactText(outer.momentum),
        CheckOuter(&Hyperparameters::outer_momentum, outer.momentum),
        {averages_weights, has_momentum}},
-      {"outer_sync", {"diloco"}, o.outer_sync, CheckChoice("outer_sync", o.outer_sync, "barrier", "async")},
+      {"outer_sync", {"diloco"}, o.outer_sync, CheckOuterSync(o.outer_sync)},
       {"outer_weighting",
        {"diloco"},
        o.outer_weighting,
        CheckChoice("outer_weighting", o.outer_weighting, "samples", "uniform"),
-       {{"diloco", "outer_sync", o.outer_sync, {"barrier"}}}},
+       {{"diloco", "outer_sync", o.outer_sync, {"barrier", "quorum"}}}},
+      {"quorum",
+       {"diloco"},
+       absl::StrCat(o.quorum),
+       CheckQuorum(o.quorum, num_workers),
+       {{"diloco", "outer_sync", o.outer_sync, {"quorum"}}}},
+      {"grace", {"diloco"}, o.grace, CheckGrace(o), {{"diloco", "outer_sync", o.outer_sync, {"quorum"}}}},
       {"dn_buffer",
        {"diloco"},
        absl::StrCat(o.buffer(num_workers)),
@@ -193,6 +218,16 @@ absl::StatusOr<AverageEvery> ParseAverageEvery(const std::string& text) {
   return absl::InvalidArgumentError(absl::StrCat(
       "--average_every=", text,
       ": with --local_sync=gradients, expected after how many batches weights are averaged, as in 200 or 0.5epochs"));
+}
+
+absl::StatusOr<std::optional<std::chrono::nanoseconds>> ParseGrace(const std::string& text) {
+  if (text == "auto") return std::nullopt;
+  absl::Duration grace;
+  if (absl::ParseDuration(text, &grace) && grace >= absl::ZeroDuration() && grace <= absl::FromChrono(kMaxGrace)) {
+    return absl::ToChronoNanoseconds(grace);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--grace=", text, ": expected auto or a time from 0s to 1h, as in 500ms or 2s"));
 }
 
 std::string ToString(LossAction action) {

@@ -1,6 +1,7 @@
 // What a mode is set with: the flags of ps_server of the same names, and the one table that says which mode uses which.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -21,6 +22,9 @@ struct AverageEvery {
 
 // "200" (batches) or "0.5epochs". INVALID_ARGUMENT, naming the flag.
 absl::StatusOr<AverageEvery> ParseAverageEvery(const std::string& text);
+
+// "1.5s"; nothing: auto, as long as an overlap hides it. INVALID_ARGUMENT, naming the flag.
+absl::StatusOr<std::optional<std::chrono::nanoseconds>> ParseGrace(const std::string& text);
 
 // What becomes of a running job that loses a worker whose work is not done (--on_worker_loss).
 enum class LossAction {
@@ -58,7 +62,9 @@ struct ModeOptions {
   std::string outer_optimizer = "nesterov";
   std::optional<float> outer_lr;
   std::optional<float> outer_momentum;
-  std::string outer_sync = "barrier";       // Or async.
+  std::string outer_sync = "barrier";       // Or quorum, or async.
+  uint32_t quorum = 0;                      // So many pushes make a round; 0: it has to be set, where it is used.
+  std::string grace = "0s";                 // How long it waits for more once these are there (ParseGrace).
   std::string outer_weighting = "samples";  // Or uniform.
   std::optional<uint32_t> dn_buffer;        // Unset: num_workers.
   uint32_t fragments = 1;                   // Parts of the model that are exchanged one after the other.

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "common/clock.h"
 #include "common/payload.h"
 #include "common/slices.h"
 #include "ps/v1/ps.pb.h"
@@ -39,7 +40,9 @@ struct Push {
   size_t absent = 0;              // and so many of these, and of those that it leaves out, are absent.
   size_t expected = 0;            // So many slices come, if the push is not empty.
   uint64_t reserved_bytes = 0;
-  bool complete = false;  // It counts as here (PushTable::Complete).
+  std::optional<uint64_t> added_up_as;  // Where several pushes are added up (Mode::AddedUpAs).
+  TimePoint began = {};                 // Its first slices came.
+  bool complete = false;                // It counts as here (PushTable::Complete).
 
   bool has_all() const { return samples == 0 || received == expected; }
   bool leaves_out(size_t local) const { return !left_out.empty() && left_out[local]; }

@@ -168,7 +168,7 @@ std::vector<Updater::Version> Updater::TakeNext() {
   while (!committed_.empty() && versions.size() < kMaxVersionsAtOnce) {
     const bool together =
         versions.empty() ||
-        (!mode_.synchronous() && !versions.back().empty() && !committed_.front().empty() &&
+        (!mode_.coordinated() && !versions.back().empty() && !committed_.front().empty() &&
          versions.back().contribution() == committed_.front().contribution() && !OneAtATime(committed_.front()));
     if (!together) break;
     versions.push_back(std::move(committed_.front()));
@@ -305,7 +305,7 @@ std::optional<Updater::Ended> Updater::TakeEnded() {
   }
   if (!current_->begun()) return std::nullopt;
   Check(current_->built.size() == layout_->slices(), "a version that is committed is built whole");
-  if (!mode_.synchronous() && current_->not_finite_versions != 0) return RefuseNotFinite();
+  if (!mode_.coordinated() && current_->not_finite_versions != 0) return RefuseNotFinite();
   if (current_->not_finite != SIZE_MAX) {
     ruined_ = parameters_->updating_in_place();
     parameters_->GiveUp();

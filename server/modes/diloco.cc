@@ -1,7 +1,16 @@
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "common/check.h"
+#include "common/status.h"
 #include "server/modes/each_push.h"
 #include "server/modes/gather.h"
+#include "server/modes/grace.h"
 
 namespace ps {
 namespace {
@@ -27,19 +36,178 @@ class DilocoAsync final : public EachPush {
   float difference_share() const override { return 1.0F / static_cast<float>(options().buffer(num_workers())); }
 };
 
+// Nobody waits for the slowest: a round is the pushes of the first `quorum` workers, and of those that come in a window
+// of grace after them. Each rank numbers its pushes by itself, and a push joins the round that is open when it is
+// complete, whatever version it began with. Each fragment has a round of its own. Source: Decoupled DiLoCo, 2026
+// (arXiv:2604.21428).
+class DilocoQuorum final : public EachPush {
+ public:
+  DilocoQuorum(const ModeOptions& options, uint32_t num_workers, v1::ModePolicy policy)
+      : EachPush(options, num_workers, std::move(policy)), live_(num_workers), next_(num_workers) {
+    const v1::LocalSteps& local = this->policy().local_steps();
+    rounds_.resize(local.fragments());
+    for (Round& round : rounds_) round.number = ++windows_begun_;
+    const std::optional<std::chrono::nanoseconds> fixed = *ParseGrace(options.grace);
+    fixed.has_value() ? (void)(grace_ = *fixed) : (void)auto_.emplace(num_workers, local.steps(), local.overlap());
+  }
+
+  bool Takes(v1::Contribution contribution) const override {
+    return contribution == v1::CONTRIBUTION_WEIGHT_DIFFERENCE;
+  }
+  bool weighs_by_samples() const override { return options().outer_weighting == "samples"; }
+  float buffer_share() const override { return 1.0F; }
+
+  bool coordinated() const override { return true; }
+  bool led(uint32_t /*num_shards*/) const override { return true; }
+  uint32_t pushes_held() const override { return num_workers(); }
+  std::optional<uint64_t> AddedUpAs(uint64_t step) const override { return step % rounds_.size(); }
+
+  std::vector<StepSet> SetMembers(const ModeMembers& members) override {
+    for (uint32_t rank = 0; rank < num_workers(); ++rank) {
+      const auto member = members.find(rank);
+      live_[rank] = member != members.end() && !member->second.done;
+      if (!live_[rank] && auto_.has_value()) auto_->Left(rank);
+    }
+    return Fixed();
+  }
+
+  std::vector<StepSet> SetIdle(const std::set<uint32_t>& ranks) override {
+    if (ranks == idle_) return {};
+    idle_ = ranks;
+    return Fixed();
+  }
+
+  std::vector<StepSet> Complete(const PushHeader& push) override {
+    Check(push.rank < num_workers(), "a push is of a rank of the job");
+    Round& round = rounds_[push.step % rounds_.size()];
+    if (!round.arrived.emplace(push.rank, push.step).second) return {};
+    if (auto_.has_value()) {
+      auto_->Arrived(push.rank, push.at, push.took);
+      if (round.arrived.size() == 1) round.first_at = push.at;
+      if (round.arrived.size() == options().quorum) auto_->QuorumAfter(push.at - round.first_at);
+    }
+    return Fixed();
+  }
+
+  void Dropped(uint32_t rank, uint64_t step) override {
+    Round& round = rounds_[step % rounds_.size()];
+    const auto arrived = round.arrived.find(rank);
+    if (arrived != round.arrived.end() && arrived->second == step) round.arrived.erase(arrived);
+  }
+
+  std::vector<Window> windows() const override {
+    std::vector<Window> open;
+    for (const Round& round : rounds_) {
+      if (HasQuorum(round)) open.push_back({.number = round.number, .length = length()});
+    }
+    return open;
+  }
+
+  std::vector<StepSet> WindowOver(uint64_t number) override {
+    for (const Round& round : rounds_) {
+      if (round.number == number && HasQuorum(round)) return {SetOf(round, version_)};
+    }
+    return {};
+  }
+
+  void Decided(const StepSet& set) override {
+    for (size_t i = 0; i < set.ranks.size(); ++i) {
+      Dropped(set.ranks[i], set.step_of(i));
+      next_[set.ranks[i]] = std::max(next_[set.ranks[i]], set.step_of(i) + 1);
+    }
+    if (!set.ranks.empty()) rounds_[set.step_of(0) % rounds_.size()].number = ++windows_begun_;
+    version_ = set.step + 1;
+  }
+  bool WasDecided(const StepSet& set) const override { return set.step < version_; }
+  bool WasDecided(uint32_t rank, uint64_t step) const override { return step < next_[rank]; }
+
+  uint64_t step() const override { return version_; }
+  std::vector<uint32_t> WaitsFor() const override {
+    std::vector<uint32_t> ranks;
+    for (uint32_t rank = 0; rank < num_workers(); ++rank) {
+      if (live_[rank]) ranks.push_back(rank);
+    }
+    return ranks;
+  }
+  bool Enough(size_t complete) const override { return complete >= needed(); }
+
+  nlohmann::ordered_json Save() const override { return {{"mode", name()}, {"step", version_}}; }
+  absl::Status Load(const nlohmann::ordered_json& state) override {
+    PS_ASSIGN_OR_RETURN(version_, SavedNumber(state, name(), "step"));
+    return absl::OkStatus();
+  }
+
+ private:
+  // The pushes of one fragment that are complete and in no set yet, by rank: their steps.
+  struct Round {
+    std::map<uint32_t, uint64_t> arrived;
+    uint64_t number = 0;  // Of its window.
+    TimePoint first_at;
+  };
+
+  size_t live() const {
+    size_t count = 0;
+    for (uint32_t rank = 0; rank < num_workers(); ++rank) count += live_[rank] && !idle_.contains(rank) ? 1 : 0;
+    return count;
+  }
+  size_t needed() const { return std::clamp<size_t>(options().quorum, 1, std::max<size_t>(live(), 1)); }
+  bool HasQuorum(const Round& round) const { return round.arrived.size() >= needed(); }
+  // Whether every live worker waits for a round, of this fragment or another, so that nobody's push is to come.
+  bool AllWait() const {
+    size_t waiting = 0;
+    for (const Round& round : rounds_) waiting += round.arrived.size();
+    return waiting >= live();
+  }
+  std::chrono::nanoseconds length() const { return auto_.has_value() ? auto_->length() : grace_; }
+
+  StepSet SetOf(const Round& round, uint64_t number) const {
+    StepSet set = {.step = number};
+    for (const auto& [rank, step] : round.arrived) {
+      set.ranks.push_back(rank);
+      set.steps.push_back(step);
+    }
+    return set;
+  }
+
+  // The rounds that have their quorum and wait for nobody. Where all workers wait, and are in rounds of different
+  // fragments, so that none has its quorum, the one that has the most pushes goes on without it.
+  std::vector<StepSet> Fixed() const {
+    std::vector<StepSet> sets;
+    const bool all_wait = AllWait();
+    const Round* fullest = nullptr;
+    for (const Round& round : rounds_) {
+      if (fullest == nullptr || round.arrived.size() > fullest->arrived.size()) fullest = &round;
+      if (!HasQuorum(round) || (!all_wait && length().count() > 0)) continue;
+      sets.push_back(SetOf(round, version_ + sets.size()));
+    }
+    if (sets.empty() && all_wait && !fullest->arrived.empty()) sets.push_back(SetOf(*fullest, version_));
+    return sets;
+  }
+
+  std::vector<bool> live_;      // By rank: it has a worker that is not done,
+  std::set<uint32_t> idle_;     // which will not push, though.
+  std::vector<uint64_t> next_;  // By rank: the step after its last one that was decided on.
+  std::vector<Round> rounds_;   // By fragment.
+  uint64_t windows_begun_ = 0;
+  uint64_t version_ = 0;  // The one that the next set makes, less one.
+  std::chrono::nanoseconds grace_{0};
+  std::optional<AutomaticGrace> auto_;
+};
+
 }  // namespace
 
 std::unique_ptr<Mode> MakeDiloco(const ModeOptions& options, uint32_t num_workers) {
-  const bool async = options.outer_sync == "async";
-  v1::ModePolicy policy = async ? v1::ModePolicy() : Barrier::Policy();
+  const bool barrier = options.outer_sync == "barrier";
+  v1::ModePolicy policy = barrier ? Barrier::Policy() : v1::ModePolicy();
   v1::LocalSteps& local = *policy.mutable_local_steps();
   local.set_steps(options.batches_per_round() / options.fragments);  // From one fragment to the next.
   local.set_fragments(options.fragments);
   local.set_overlap(options.overlap);
   local.set_mix(options.mix);
   local.set_exchange(v1::LocalSteps::AVERAGE_WEIGHTS);
-  if (async) return std::make_unique<DilocoAsync>(options, num_workers, std::move(policy));
-  return std::make_unique<DilocoBarrier>(options, num_workers, std::move(policy));
+  if (barrier) return std::make_unique<DilocoBarrier>(options, num_workers, std::move(policy));
+  if (options.outer_sync == "quorum") return std::make_unique<DilocoQuorum>(options, num_workers, std::move(policy));
+  return std::make_unique<DilocoAsync>(options, num_workers, std::move(policy));
 }
 
 }  // namespace ps

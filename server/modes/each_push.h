@@ -23,6 +23,7 @@ class EachPush : public Mode {
 
   bool coordinated() const override { return false; }
   uint32_t pushes_held() const override { return 1; }
+  std::optional<uint64_t> AddedUpAs(uint64_t /*step*/) const override { return std::nullopt; }
   bool counts_for_any_owner() const override { return false; }
 
   float buffer_share() const override { return 1.0F / static_cast<float>(num_workers_); }
@@ -32,7 +33,8 @@ class EachPush : public Mode {
   std::vector<StepSet> Complete(const PushHeader& push) override { return {{.step = push.step, .ranks = {push.rank}}}; }
   void Dropped(uint32_t /*rank*/, uint64_t /*step*/) override {}
   void Decided(const StepSet& /*set*/) override {}
-  bool WasDecided(uint64_t /*step*/) const override { return false; }
+  bool WasDecided(const StepSet& /*set*/) const override { return false; }
+  bool WasDecided(uint32_t /*rank*/, uint64_t /*step*/) const override { return false; }
   LossAction OnLoss() const override { return loss_action_; }
   uint64_t StartStep(uint64_t highest, uint64_t /*applied*/) const override { return highest; }
 

@@ -22,12 +22,14 @@ class Gather : public Mode {
 
   bool coordinated() const override { return true; }
   uint32_t pushes_held() const override { return static_cast<uint32_t>(ranks_.size()); }
+  std::optional<uint64_t> AddedUpAs(uint64_t step) const override { return step; }
 
   std::vector<StepSet> SetMembers(const ModeMembers& members) override;
   std::vector<StepSet> Complete(const PushHeader& push) override;
   void Dropped(uint32_t rank, uint64_t step) override;
   void Decided(const StepSet& set) override { BeginStep(set.step + 1); }
-  bool WasDecided(uint64_t step) const override { return step < step_; }
+  bool WasDecided(const StepSet& set) const override { return set.step < step_; }
+  bool WasDecided(uint32_t /*rank*/, uint64_t step) const override { return step < step_; }
   LossAction OnLoss() const override { return loss_action_; }
 
   // An instance that follows or leads is at the step in the making; one shard alone says how far it is by its version.

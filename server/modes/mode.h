@@ -4,10 +4,12 @@
 //
 // The owner is a shard, or, where all shards must apply the same contributions, also the chief (StepCoordinator): then
 // the chief's instance names the sets, and the shards' instances only follow. `Complete` proposes; nothing moves until
-// the owner says `Decided`, so that instances that follow keep the same state as the chief's.
+// the owner says `Decided`, so that instances that follow keep the same state as the chief's. Where a set waits for a
+// while (Window), its owner keeps the time.
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -20,6 +22,7 @@
 #include <nlohmann/json.hpp>
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/clock.h"
 #include "ps/v1/ps.pb.h"
 #include "server/config/mode_options.h"
 
@@ -30,7 +33,11 @@ struct StepSet {
   uint64_t step = 0;
   std::vector<uint32_t> ranks;
   bool makes_version = true;  // False: they are empty, and counting them is all.
+  // Where ranks number their pushes by themselves and a set has several of them, the step of each rank's; `step` is
+  // then the number of the set. Else empty.
+  std::vector<uint64_t> steps = {};
 
+  uint64_t step_of(size_t i) const { return steps.empty() ? step : steps[i]; }
   bool operator==(const StepSet&) const = default;
 };
 
@@ -40,6 +47,9 @@ struct PushHeader {
   uint64_t step = 0;
   uint64_t version = 0;  // It was computed on this one.
   uint32_t samples = 0;  // 0: an empty contribution.
+  // For the chief's instance: when it heard that the push was complete on all shards, and how long it took to come.
+  TimePoint at = {};
+  std::chrono::nanoseconds took{0};
 };
 
 // A live worker, as far as a mode is concerned.
@@ -90,9 +100,15 @@ class Mode {
 
   // Every shard must apply the same sets, so with several shards the chief names them.
   virtual bool coordinated() const = 0;
+  // Whether the chief does: also for one shard, where sets depend on time.
+  virtual bool led(uint32_t num_shards) const { return coordinated() && num_shards > 1; }
 
   // A shard must be able to hold all bytes of so many pushes at once, or no version is ever made.
   virtual uint32_t pushes_held() const = 0;
+
+  // Pushes with the same number here are added up, and so have to carry the same slices of the model. Nothing: each is
+  // applied by itself.
+  virtual std::optional<uint64_t> AddedUpAs(uint64_t step) const = 0;
 
   // Whether a push that is complete counts for its rank, whoever owns the rank by then: so it is where a new owner
   // sends the same push again. Else the push is dropped, undecided, when the rank's owner changes.
@@ -125,6 +141,10 @@ class Mode {
   // left.
   virtual std::vector<StepSet> SetMembers(const ModeMembers& members) = 0;
 
+  // For the chief's instance: these ranks' workers have nothing to push until they get more work, which may never be.
+  // Returns the sets that are fixed by it.
+  virtual std::vector<StepSet> SetIdle(const std::set<uint32_t>& /*ranks*/) { return {}; }
+
   // What becomes of this push. `expected` is the step after the rank's last one.
   virtual Admission Admit(const PushHeader& push, uint64_t expected) const = 0;
 
@@ -145,8 +165,19 @@ class Mode {
   // one.
   virtual void Refused(const StepSet& /*set*/) {}
 
-  // Whether a set of this step was decided before: the chief may name one again.
-  virtual bool WasDecided(uint64_t step) const = 0;
+  // Whether the set was decided before: the chief may name one again.
+  virtual bool WasDecided(const StepSet& set) const = 0;
+  // Whether this push can be in no set any more, for one was decided that had it, or that it came too late for.
+  virtual bool WasDecided(uint32_t rank, uint64_t step) const = 0;
+
+  // A set could be decided now, and waits for more pushes to join it; of that, its owner says WindowOver once it has
+  // waited for so long. Each set's number is another.
+  struct Window {
+    uint64_t number = 0;
+    std::chrono::nanoseconds length{0};
+  };
+  virtual std::vector<Window> windows() const { return {}; }
+  virtual std::vector<StepSet> WindowOver(uint64_t /*number*/) { return {}; }
 
   // Admit calls a push stale if its step is an earlier one, or if it was computed on an earlier version, and for no
   // other reason.
@@ -177,8 +208,11 @@ class Mode {
   // The step of the version in the making, for messages. 0 where a version waits for nobody.
   virtual uint64_t step() const = 0;
 
-  // The ranks that the version in the making waits for, ascending; empty where a version waits for nobody.
+  // The ranks that the version in the making waits for, ascending; empty where a version waits for nobody. An instance
+  // that follows names those, too, whose push is complete.
   virtual std::vector<uint32_t> WaitsFor() const = 0;
+  // Where not all of these have to push: whether so many complete pushes are enough for some version.
+  virtual bool Enough(size_t /*complete*/) const { return false; }
 
   // The ranks that the version in the making will be made of, ascending, where they are known before their pushes are
   // complete, so that it can be built speculatively; else empty. How many they are is known without looking at each.

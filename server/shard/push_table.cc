@@ -112,7 +112,7 @@ absl::StatusOr<PushTable::Arrival> PushTable::Add(const void* session, const v1:
     Refuse(PushOf(header));
     return Arrival();
   }
-  PS_ASSIGN_OR_RETURN(const std::shared_ptr<Push> found, FindOrBegin(header, newest));
+  PS_ASSIGN_OR_RETURN(const std::shared_ptr<Push> found, FindOrBegin(header, mode, newest));
   Arrival arrival = {.push = found, .slices = {}};
   Push& push = *found;
   push.session = session;
@@ -149,16 +149,17 @@ void PushTable::Refuse(const Push& push) {
   refusals_.push_back({.rank = push.rank, .incarnation = push.incarnation, .step = push.step});
 }
 
-// All pushes of a step carry the same, where they are added up.
+// Pushes that are added up carry the same.
 absl::Status PushTable::CheckContribution(const v1::PushRequest& header, const Mode& mode) const {
   if (!v1::Contribution_IsValid(header.contribution()) || !mode.Takes(header.contribution())) {
     return absl::InvalidArgumentError(
         absl::StrCat(Who(header), ": --mode=", mode.name(), " takes no ", ContributionName(header.contribution())));
   }
   PS_RETURN_IF_ERROR(Annotate(CheckCarries(Carried(header), layout_->plan().slices().size()), Who(header)));
-  const auto step = steps_.find(header.step());
-  if (!mode.synchronous() || header.samples() == 0 || step == steps_.end()) return absl::OkStatus();
-  for (const uint32_t rank : step->second.carriers[header.contribution()]) {
+  const std::optional<uint64_t> as = mode.AddedUpAs(header.step());
+  const auto carriers = as.has_value() ? carriers_.find(*as) : carriers_.end();
+  if (header.samples() == 0 || carriers == carriers_.end()) return absl::OkStatus();
+  for (const uint32_t rank : carriers->second[header.contribution()]) {
     if (rank == header.id().rank()) continue;
     if (pushes_.at(rank)->carries == Carried(header)) break;  // As do all others.
     return absl::InvalidArgumentError(
@@ -166,7 +167,7 @@ absl::Status PushTable::CheckContribution(const v1::PushRequest& header, const M
   }
   for (int other = 0; other < v1::Contribution_ARRAYSIZE; ++other) {
     if (other == header.contribution()) continue;
-    for (const uint32_t rank : step->second.carriers[static_cast<size_t>(other)]) {
+    for (const uint32_t rank : carriers->second[static_cast<size_t>(other)]) {
       if (rank == header.id().rank()) continue;  // It may push another in its own place.
       return absl::InvalidArgumentError(absl::StrCat(Who(header), ": pushes a ",
                                                      ContributionName(header.contribution()), ", but rank ", rank,
@@ -211,7 +212,8 @@ Admission PushTable::Admit(const v1::PushRequest& header, const Mode& mode) cons
                     first ? std::max(next, header.step()) : next);
 }
 
-absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushRequest& header, uint64_t newest) {
+absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushRequest& header, const Mode& mode,
+                                                             uint64_t newest) {
   const uint32_t rank = header.id().rank();
   const std::shared_ptr<Push> found = Find(rank);
   if (found != nullptr && found->complete) {
@@ -240,6 +242,7 @@ absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushReque
     Drop(rank);  // The rank restarts this push, or begins another.
   }
   auto push = std::make_shared<Push>(PushOf(header));
+  push->added_up_as = mode.AddedUpAs(push->step);
   push->slices.resize(layout_->slices());
   push->expected = layout_->pushed_slices();
   uint64_t bytes = header.samples() == 0 ? 0 : layout_->pushed_bytes();
@@ -326,7 +329,9 @@ void PushTable::Enter(const std::shared_ptr<Push>& push) {
   by_version_.insert({push->version, push->rank});
   Step& step = steps_[push->step];
   step.begun.insert(push->rank);
-  if (push->samples > 0) step.carriers[push->contribution].insert(push->rank);
+  if (push->samples > 0 && push->added_up_as.has_value()) {
+    carriers_[*push->added_up_as][push->contribution].insert(push->rank);
+  }
 }
 
 std::shared_ptr<Push> PushTable::Remove(uint32_t rank) {
@@ -334,7 +339,12 @@ std::shared_ptr<Push> PushTable::Remove(uint32_t rank) {
   by_version_.erase({push->version, rank});
   const auto step = steps_.find(push->step);
   step->second.begun.erase(rank);
-  step->second.carriers[push->contribution].erase(rank);
+  if (push->samples > 0 && push->added_up_as.has_value()) {
+    const auto carriers = carriers_.find(*push->added_up_as);
+    carriers->second[push->contribution].erase(rank);
+    const auto none = [](const std::set<uint32_t>& ranks) { return ranks.empty(); };
+    if (std::all_of(carriers->second.begin(), carriers->second.end(), none)) carriers_.erase(carriers);
+  }
   if (push->complete) --step->second.complete;
   if (step->second.begun.empty() && step->second.taken == 0) steps_.erase(step);
   return push;
@@ -348,16 +358,17 @@ std::shared_ptr<Push> PushTable::Drop(uint32_t rank) {
 // ---- From complete to answered
 
 absl::StatusOr<Pushes> PushTable::Take(const StepSet& set) {
-  for (const uint32_t rank : set.ranks) {
+  for (size_t i = 0; i < set.ranks.size(); ++i) {
+    const uint32_t rank = set.ranks[i];
     const std::shared_ptr<Push> push = Find(rank);
-    if (push != nullptr && push->complete && push->step == set.step) continue;
-    return absl::FailedPreconditionError(absl::StrCat("step ", set.step, ": the push of rank ", rank,
+    if (push != nullptr && push->complete && push->step == set.step_of(i)) continue;
+    return absl::FailedPreconditionError(absl::StrCat("step ", set.step_of(i), ": the push of rank ", rank,
                                                       " belongs to it but is missing on shard ", layout_->shard()));
   }
   Pushes pushes;
-  for (const uint32_t rank : set.ranks) {
-    taken_[{rank, set.step}] = pushes.emplace_back(Remove(rank));
-    ++steps_[set.step].taken;
+  for (size_t i = 0; i < set.ranks.size(); ++i) {
+    taken_[{set.ranks[i], set.step_of(i)}] = pushes.emplace_back(Remove(set.ranks[i]));
+    ++steps_[set.step_of(i)].taken;
   }
   return pushes;
 }

@@ -10,6 +10,7 @@
 // more, so other threads may read them while the push is kept. (What is in them may be changeable: payload.h.)
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdint>
@@ -136,8 +137,7 @@ class PushTable {
  private:
   // The pushes of a step that are assembling or complete; and how many are complete, and taken.
   struct Step {
-    std::set<uint32_t> begun;  // Their ranks, and those whose pushes are not empty, by what they carry.
-    std::array<std::set<uint32_t>, v1::Contribution_ARRAYSIZE> carriers;
+    std::set<uint32_t> begun;  // Their ranks.
     size_t complete = 0;
     size_t taken = 0;
   };
@@ -147,7 +147,7 @@ class PushTable {
   absl::Status CheckContribution(const v1::PushRequest& header, const Mode& mode) const;
   // Refuses a push, of which only the rank, the incarnation and the like are looked at.
   void Refuse(const Push& push);
-  absl::StatusOr<std::shared_ptr<Push>> FindOrBegin(const v1::PushRequest& header, uint64_t newest);
+  absl::StatusOr<std::shared_ptr<Push>> FindOrBegin(const v1::PushRequest& header, const Mode& mode, uint64_t newest);
   absl::StatusOr<size_t> CheckSlice(const v1::PushRequest& header, const Push& push, const ReceivedSlice& slice,
                                     bool finite) const;
   // The rank's push that is assembling; null if there is none.
@@ -163,6 +163,9 @@ class PushTable {
   uint64_t inflight_bytes_ = 0;
   std::map<uint32_t, std::shared_ptr<Push>> pushes_;  // By rank, assembling or complete.
   std::map<uint64_t, Step> steps_;
+  // Those of them that are added up (Mode::AddedUpAs) and are not empty: their ranks, by what they carry.
+  using Carriers = std::array<std::set<uint32_t>, v1::Contribution_ARRAYSIZE>;
+  std::map<uint64_t, Carriers> carriers_;
   std::set<std::pair<uint64_t, uint32_t>> by_version_;  // The versions that they were computed on, and their ranks.
   std::map<std::pair<uint32_t, uint64_t>, std::shared_ptr<Push>> taken_;  // By rank and step.
   Pushes dropped_;
@@ -192,6 +195,8 @@ class UntoldPushes {
     done->set_step(push.step);
     done->set_samples(push.samples);
     done->set_incarnation(push.incarnation);
+    done->set_took_us(static_cast<uint64_t>(
+        std::max<int64_t>(0, std::chrono::duration_cast<std::chrono::microseconds>(now - push.began).count())));
   }
   bool due(TimePoint now) const { return since_.has_value() && now - *since_ >= kTellWithin; }
 

@@ -14,7 +14,7 @@ namespace ps {
 // ---- Taking one
 
 void ShardState::SetCheckpointDue(const v1::Cut& commit) {
-  const bool present = commit.at_once() || !mode->synchronous();
+  const bool present = commit.at_once() || !mode->coordinated();
   checkpoint_due = {.number = commit.checkpoint(), .version = {}};
   if (!present) checkpoint_due->version = CommitVersion(commit);
 }
@@ -22,9 +22,9 @@ void ShardState::SetCheckpointDue(const v1::Cut& commit) {
 nlohmann::ordered_json ShardState::Save() const {
   nlohmann::ordered_json saved_mode = mode->Save();
   // Sets that are decided on already are not part of it.
-  if (mode->synchronous()) saved_mode["step"] = parameters->version();
+  if (mode->coordinated()) saved_mode["step"] = parameters->version();
   SavedUpdates saved_updater = updater.Save();
-  if (mode->synchronous()) {
+  if (mode->coordinated()) {
     // Nor are changes of later versions: some shards may not have heard of them yet.
     std::erase_if(saved_updater.timeline.pending,
                   [this](const auto& change) { return change.version > parameters->version(); });

@@ -42,7 +42,9 @@ ShardReady ShardCore::OnChiefUpdate(const v1::ChiefUpdate& update, absl::StatusO
     SetView(update.view(), memory);
   }
   for (const v1::StepDecision& decision : update.decisions()) {
-    Decide({.step = decision.step(), .ranks = {decision.ranks().begin(), decision.ranks().end()}},
+    Decide({.step = decision.step(),
+            .ranks = {decision.ranks().begin(), decision.ranks().end()},
+            .steps = {decision.steps().begin(), decision.steps().end()}},
            decision.dropped_samples());
   }
   for (const v1::NormTotals& totals : update.norms()) OnNorms(totals);
@@ -140,6 +142,9 @@ std::pair<absl::Status, ShardReady> ShardCore::AddSlices(const void* session, co
   if (!serving.ok() || !state_.job.IsMember(header.id())) return {serving, ShardReady()};
   state_.stall.Heard(header.id().rank(), options_.clock());
   const absl::StatusOr<PushTable::Arrival> arrival = state_.Arrive(session, header, std::move(slices), not_finite);
+  if (arrival.ok() && arrival->push != nullptr && arrival->push->began == TimePoint()) {
+    arrival->push->began = options_.clock();
+  }
   Updater::Part part;
   if (arrival.ok() && arrival->push != nullptr) {
     part = state_.Speculate(*arrival);
@@ -184,7 +189,7 @@ void ShardCore::Release(const std::vector<ShardCut::Push>& pushes) {
 }
 
 void ShardCore::Decide(const StepSet& set, uint64_t dropped_samples) {
-  if (state_.mode->WasDecided(set.step)) return;
+  if (state_.mode->WasDecided(set)) return;
   absl::StatusOr<Pushes> pushes = state_.pushes.Take(set);
   if (!pushes.ok()) return Fail(Message(pushes.status()));
   state_.mode->Decided(set);

@@ -72,7 +72,7 @@ ShardState::ShardState(const ShardOptions& given, ThreadPool& pool,
       optimizer(MakeGradientOptimizer(setup)),
       outer_optimizer(MakeOuter(options.mode, options.num_workers)),
       mode(MakeMode(options.mode, options.num_workers)),
-      follows_decisions(mode->coordinated() && options.num_shards > 1),
+      follows_decisions(mode->led(options.num_shards)),
       job(options.job, options.shard),
       updater(*mode, *optimizer, *outer_optimizer, setup.hyperparameters, setup.clip, options.max_inline_elements, pool,
               std::move(on_built)),
@@ -89,7 +89,7 @@ absl::Status ShardState::TakeOptimizer(const v1::OptimizerSettings& message) {
 }
 
 bool ShardState::applies_in_place() const {
-  const bool may = mode->synchronous() ? mode->OnLoss() == LossAction::kFail && options.max_versions > 1
+  const bool may = mode->coordinated() ? mode->OnLoss() == LossAction::kFail && options.max_versions > 1
                                        : options.max_versions > options.num_workers + 1;
   return may && !setup.clip.needs_norms() && !optimizer->uses_trust_ratio();
 }
@@ -225,9 +225,11 @@ Updater::Part ShardState::Speculate(const PushTable::Arrival& arrival) {
 
 std::string ShardState::WaitingForRanks(TimePoint now) const {
   std::map<uint32_t, std::string> missing;
+  size_t complete = 0;
   for (const uint32_t rank : mode->WaitsFor()) {
-    if (!pushes.HasComplete(rank)) missing[rank] = job.BusyWith(rank);
+    pushes.HasComplete(rank) ? (void)++complete : (void)(missing[rank] = job.BusyWith(rank));
   }
+  if (mode->Enough(complete)) return "";
   return stall.DescribeRanks(mode->step(), missing, now);
 }
 
@@ -472,7 +474,7 @@ absl::Status ShardState::TimedOut(const Wait& wait, const std::string& waiting_f
 // ---- Cuts.
 
 bool ShardState::IsOver(const v1::Cut& commit) const {
-  const bool was_frozen = commit.checkpoint() > 0 ? !commit.at_once() && !mode->synchronous()
+  const bool was_frozen = commit.checkpoint() > 0 ? !commit.at_once() && !mode->coordinated()
                                                   : cut.number() > 0 && cut.number() == commit.number();
   return was_frozen && !(cut.frozen() && cut.number() == commit.number());
 }
@@ -495,7 +497,7 @@ std::vector<ShardCut::Push> ShardState::OnCut(const v1::Cut& message, TimePoint 
 // Ahead of what workers may have read, where all of them make the next version together: they may use the values too.
 uint64_t ShardState::CommitVersion(const v1::Cut& message) const {
   if (message.has_version()) return message.version();
-  return mode->synchronous() ? mode->step() + 2 : updater.first_to_change();
+  return mode->coordinated() ? mode->step() + 2 : updater.first_to_change();
 }
 
 CutSteps ShardState::Progress() const {

@@ -23,18 +23,21 @@ MODE_FLAGS = {
     "backup": ["--backup_workers=1"],
     "local_sgd": [f"--local_steps={LOCAL_STEPS}"],
     "diloco": [f"--local_steps={LOCAL_STEPS}"],
+    "diloco_quorum": [f"--local_steps={LOCAL_STEPS}", "--quorum=2", "--grace=20ms"],
     "diloco_async": [f"--local_steps={LOCAL_STEPS}"],
     "easgd": [f"--local_steps={LOCAL_STEPS}"],
 }
-TAKES_LOCAL_STEPS = ("local_sgd", "diloco", "diloco_async", "easgd")
+TAKES_LOCAL_STEPS = ("local_sgd", "diloco", "diloco_quorum", "diloco_async", "easgd")
 EACH_PUSH_IS_A_VERSION = ("asp", "ssp", "diloco_async", "easgd")
+EACH_PUSH_COUNTS = (*EACH_PUSH_IS_A_VERSION, "diloco_quorum")  # Alone, or with others in a version.
 HALF = ["--wire_dtype=bfloat16", "--weights_wire_dtype=bfloat16"]
 MODEL = ["--dataset=synthetic:samples=4000,features=20,classes=4", "--model=mlp:20,64,4", "--batch_size=8"]
 
 
 def flags_of_mode(mode):
-    """The flags of ps_server. Without its barrier, diloco is here a mode of its own."""
-    return ["--mode=diloco", "--outer_sync=async"] if mode == "diloco_async" else [f"--mode={mode}"]
+    """The flags of ps_server. Without its barrier, diloco is here a mode of its own, or two."""
+    name, _, sync = mode.partition("diloco_")
+    return ["--mode=diloco", f"--outer_sync={sync}"] if sync else [f"--mode={name}"]
 
 
 def wait_until(what, true, limit=LIMIT):

@@ -6,17 +6,18 @@ import signal
 import sys
 import time
 
-from job import BIN, EACH_PUSH_IS_A_VERSION, TAKES_LOCAL_STEPS, Job, Program, undisturbed, wait_until
+from job import BIN, EACH_PUSH_COUNTS, TAKES_LOCAL_STEPS, Job, Program, undisturbed, wait_until
 
 PACE = "--experiment_step_time=4ms"
 QUICKLY = ["--reconnect_grace=100ms"]
-ALL = ["bsp", "backup", "local_sgd", "diloco", "ssp", "asp", "diloco_async", "easgd"]
+ALL = ["bsp", "backup", "local_sgd", "diloco", "ssp", "asp", "diloco_quorum", "diloco_async", "easgd"]
 
 
 def job_of(mode, shards, action, *flags, steps=None, workers=3, **options):
     """A job whose workers have something to do for a second or more, and that makes 75 versions or more."""
-    steps = steps or (600 if mode in ("local_sgd", "diloco") else 200)
+    steps = steps or (600 if mode in ("local_sgd", "diloco", "diloco_quorum") else 200)
     rounds = ["--local_steps=8"] if mode.startswith("diloco") else []
+    rounds += ["--quorum=2"] if mode == "diloco_quorum" else []
     flags = [*rounds, f"--on_worker_loss={action}", *QUICKLY, *flags]
     return Job(mode, shards, steps=steps, flags=flags, workers=workers, worker_flags=[PACE], **options)
 
@@ -75,7 +76,7 @@ def waits_in_every_mode():
             job.workers[1] = job.start_worker("replacement")
             job.finish()
             samples = samples_of(job)
-        if mode in EACH_PUSH_IS_A_VERSION:
+        if mode in EACH_PUSH_COUNTS:
             expected, push = samples_undisturbed(mode, flags), 64 if mode in TAKES_LOCAL_STEPS else 8
             for shard in range(2):
                 assert expected[shard] - push <= samples[shard] <= expected[shard], (mode, flags, expected, samples)
@@ -385,8 +386,8 @@ def newcomer_comes_first():
 def notices_in_a_long_round():
     """A round that would last for many minutes ends at once when the job does, or when it goes back."""
     rounds = ["--local_steps=100000"]
-    for mode in ["diloco", "diloco_async"]:
-        with Job(mode, 1, steps=100000, flags=[*rounds, *QUICKLY, "--on_worker_loss=fail"], worker_flags=[PACE]) as job:
+    for mode, *more in [("diloco",), ("diloco_quorum", "--quorum=2"), ("diloco_async",)]:
+        with Job(mode, 1, steps=100000, flags=[*rounds, *more, *QUICKLY, "--on_worker_loss=fail"], worker_flags=[PACE]) as job:
             job.start_workers()
             wait_until("the job to run", lambda job=job: "the job is running" in job.servers[0].errors())
             job.kill_and_restart([0])

@@ -22,7 +22,7 @@ from job import (
 )
 
 WORKERS, STEPS, BATCH = 4, 240, 8
-RUNS = {"bsp": 5, "asp": 3, "ssp": 3, "backup": 3, "local_sgd": 2, "diloco": 2, "diloco_async": 3, "easgd": 2}
+RUNS = {"bsp": 5, "asp": 3, "ssp": 3, "backup": 3, "local_sgd": 2, "diloco": 2, "diloco_quorum": 2, "diloco_async": 3, "easgd": 2}
 MOMENTS = ["before the first checkpoint", "while training", "while finishing"]
 
 
@@ -36,6 +36,18 @@ def check_each_push_is_a_version(checkpoint, shard, per_push):
     where = f"{checkpoint.path.name}, shard {shard}: version {version}, record {ledger}"
     assert all(answer == "ANSWER_APPLIED" for _, answer in ledger.values()), where
     assert version == pushes, f"{where}: not one version a push"
+    assert checkpoint.position(shard) == pushes * per_push, f"{where}: {checkpoint.position(shard)} samples"
+    assert ledger == checkpoint.ledger(0), f"{where}: shard 0 has {checkpoint.ledger(0)}"
+
+
+def check_each_push_counts(checkpoint, shard, per_push):
+    """Rounds of a quorum: on all shards they are of the same pushes."""
+    ledger, version = checkpoint.ledger(shard), checkpoint.manifest["shards"][shard]["version"]
+    pushes = sum(step + 1 for step, _ in ledger.values())
+    where = f"{checkpoint.path.name}, shard {shard}: version {version}, record {ledger}"
+    assert all(answer == "ANSWER_APPLIED" for _, answer in ledger.values()), where
+    assert pushes / WORKERS <= version <= pushes, where
+    assert version == checkpoint.manifest["shards"][0]["version"], f"{where}: another version than shard 0's"
     assert checkpoint.position(shard) == pushes * per_push, f"{where}: {checkpoint.position(shard)} samples"
     assert ledger == checkpoint.ledger(0), f"{where}: shard 0 has {checkpoint.ledger(0)}"
 
@@ -63,6 +75,8 @@ def check_records(job, mode):
         for shard in range(len(checkpoint.shards)):
             if mode in EACH_PUSH_IS_A_VERSION:
                 check_each_push_is_a_version(checkpoint, shard, per_push)
+            elif mode == "diloco_quorum":
+                check_each_push_counts(checkpoint, shard, per_push)
             else:
                 check_steps_are_versions(checkpoint, shard, mode, per_push)
     last = checkpoints[max(checkpoints)]

@@ -68,6 +68,7 @@ def modes():
         ("ssp", []),
         ("local_sgd", rounds),
         ("diloco", rounds),
+        ("diloco_quorum", [*rounds, "--quorum=1", "--grace=5ms"]),
         ("diloco_async", rounds),
         ("easgd", rounds),
         ("backup", ["--backup_workers=1"]),
@@ -79,11 +80,16 @@ def modes():
 def outer():
     """The outer optimizer's state, and its place in a step, are those of the checkpoint: so are the weights, then.
 
-    Workers' optimizers have no state, which would begin anew. Without a barrier only one worker's order is known.
+    Workers' optimizers have no state, which would begin anew. Without a barrier only one worker's order is known, or
+    that of a quorum of all.
     """
     moments = random.Random(19)
     flags = ["--optimizer=sgd", "--local_steps=4", "--outer_momentum=0.6"]
-    for mode, workers, more in [("diloco", 2, []), ("diloco_async", 1, ["--dn_buffer=7"])]:
+    for mode, workers, more in [
+        ("diloco", 2, []),
+        ("diloco_quorum", 2, ["--quorum=2", "--grace=10s"]),
+        ("diloco_async", 1, ["--dn_buffer=7"]),
+    ]:
         options = {"flags": [*flags, *more, "--checkpoint_every=10"], "workers": workers}
         expected = undisturbed(mode, 1, **options)
         for shards, victims in [(1, [0]), (2, [1])]:

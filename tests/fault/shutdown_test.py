@@ -25,8 +25,9 @@ def trains(job, version=20):
 
 def running():
     """Servers and workers exit with status 0, and say why, in every mode."""
-    for mode in ["bsp", "asp", "ssp", "backup", "local_sgd", "diloco_async", "easgd"]:
-        rounds = ["--local_steps=2"] if mode == "diloco_async" else []
+    for mode in ["bsp", "asp", "ssp", "backup", "local_sgd", "diloco_quorum", "diloco_async", "easgd"]:
+        rounds = ["--local_steps=2"] if mode.startswith("diloco") else []
+        rounds += ["--quorum=1"] if mode == "diloco_quorum" else []
         with Job(mode, 2, steps=100000, flags=rounds, worker_flags=PACE, checkpoints=False) as job:
             trains(job)
             shut_down(job)

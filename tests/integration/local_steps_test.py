@@ -239,6 +239,33 @@ def delayed_nesterov(problem, steps, k, momentum, rate, outer, buffer, pushes, s
     return versions[-1]
 
 
+def in_rounds(problem, steps, k, momentum, rate, outer, rounds, starts):
+    """As `delayed_nesterov`, but what is applied is the mean of a round's differences, each from the version that its
+    worker began with. A round is a list of ranks, and of the versions that their pushes were computed on."""
+    versions = [[weight.astype(float) for weight in make_weights()]]
+    workers, batches = [None] * problem.workers, [0] * problem.workers
+    velocity, began = zeros(), list(starts)
+    for pushes in rounds:
+        differences = []
+        for rank, pulled in pushes:
+            if workers[rank] is None:
+                workers[rank] = Worker(problem, rank, versions[starts[rank]], momentum)
+            worker = workers[rank]
+            if batches[rank]:
+                began[rank] = pulled
+                worker.x = list(versions[pulled])
+            worker.samples = 0
+            for _ in range(min(k, steps - batches[rank])):
+                worker.step(batches[rank])
+                batches[rank] += 1
+            differences.append((minus(worker.x, versions[began[rank]]), worker.samples))
+        d = mean(differences)
+        velocity = [outer * v + each for v, each in zip(velocity, d)]
+        versions.append([w + rate * (each + outer * v) for w, each, v in zip(versions[-1], d, velocity)])
+    assert batches == [steps] * len(workers), batches
+    return versions[-1]
+
+
 def optimizer_flags(momentum):
     optimizer = ["--optimizer=momentum", f"--momentum={momentum}"] if momentum else ["--optimizer=sgd"]
     return [*optimizer, f"--learning_rate={RATE}", f"--weight_decay={DECAY}"]
@@ -350,9 +377,9 @@ def fragments_without_a_barrier(build, folder):
 
 def fragments_of_handed_out_runs(build, folder):
     """Whoever finds no run pushes empty contributions, of which a fragment's weights come back all the same."""
-    for sync, link in (("barrier", "auto"), ("barrier", "off"), ("async", "off")):
+    for sync, link in (("barrier", "auto"), ("barrier", "off"), ("async", "off"), ("quorum", "auto")):
         weights, lines = train(build, folder, Problem(3, 7), 11, 2,
-                               ["--mode=diloco", f"--outer_sync={sync}", "--budget=job", "--stream=always", "--local_steps=4",
+                               ["--mode=diloco", f"--outer_sync={sync}", *(["--quorum=2", "--grace=auto"] if sync == "quorum" else []), "--budget=job", "--stream=always", "--local_steps=4",
                                 "--fragments=2", "--overlap=1", *optimizer_flags(MOMENTUM)],
                                [f"--shared_memory={link}"])
         assert all(np.isfinite(weight).all() for weight in weights)
@@ -371,6 +398,27 @@ def diloco_async(build, folder):
         # With the weights of a push its version is told, so here it is known with which version a rank began.
         check_same(f"diloco without a barrier, {workers} workers", weights,
                    delayed_nesterov(problem, 11, 2, MOMENTUM, 0.7, 0.6, buffer, pushes, first))
+
+
+def diloco_quorum(build, folder):
+    """Rounds are as the servers say, on one server and on two; with a quorum of all workers they are a barrier's."""
+    for workers, batch, shards, quorum in ((3, 7, 1, 2), (4, 5, 2, 2), (3, 7, 2, 1)):
+        problem = Problem(workers, batch)
+        weights, lines = train(build, folder, problem, 53, shards,
+                               ["--mode=diloco", "--outer_sync=quorum", f"--quorum={quorum}", "--grace=1ms",
+                                "--local_steps=2", "--outer_momentum=0.6", *optimizer_flags(MOMENTUM)])
+        applied = [line for line in lines if line["event"] == "apply"]
+        rounds = [[(rank, line["version"] - 1 - staleness) for rank, staleness in zip(line["ranks"], line["staleness"])]
+                  for line in applied]
+        # Only where a quorum was not there for want of live workers is a round smaller.
+        assert all(len(each) >= quorum for each in rounds[:-quorum]), rounds
+        first = [next(pulled for pushes in rounds for rank, pulled in pushes if rank == each) for each in range(workers)]
+        check_same(f"diloco, a quorum of {quorum} of {workers} workers, {shards} servers", weights,
+                   in_rounds(problem, 53, 2, MOMENTUM, 0.7, 0.6, rounds, first))
+    flags = ["--mode=diloco", "--local_steps=2", *optimizer_flags(MOMENTUM)]
+    all_of_them = [train(build, folder, Problem(3, 7), 10, 2, [*flags, *more])[0]
+                   for more in ([], ["--outer_sync=quorum", "--quorum=3", "--grace=10s"])]
+    assert all((one == two).all() for one, two in zip(*all_of_them, strict=True))
 
 
 def easgd(build, folder):
@@ -431,5 +479,5 @@ def one_local_step_is_bsp(build, folder):
 
 
 run_cases((local_sgd, local_sgd_gradients, diloco, diloco_fragments, same_bits,
-           fragments_without_a_barrier, fragments_of_handed_out_runs, diloco_async, easgd, schedules,
+           fragments_without_a_barrier, fragments_of_handed_out_runs, diloco_async, diloco_quorum, easgd, schedules,
            one_local_step_is_bsp))

@@ -55,6 +55,7 @@ TEST_CASE("Every mode trains on 1 and on 3 servers") {
         ModeOptions{.name = "local_sgd", .local_steps = 0, .local_sync = "gradients", .average_every = "7"},
         ModeOptions{.name = "diloco", .local_steps = 3},
         ModeOptions{.name = "diloco", .local_steps = 3, .outer_optimizer = "adam", .outer_lr = 0.01F},
+        ModeOptions{.name = "diloco", .local_steps = 3, .outer_sync = "quorum", .quorum = 1, .grace = "10ms"},
         ModeOptions{.name = "diloco", .local_steps = 3, .outer_sync = "async"},
         ModeOptions{.name = "easgd", .local_steps = 3}}) {
     for (const uint32_t shards : {1U, 3U}) {

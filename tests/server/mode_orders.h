@@ -34,7 +34,7 @@ class Job {
     Settle();
   }
 
-  enum class Kind { kPush, kRepeat, kApply, kLose, kReplace };
+  enum class Kind { kPush, kRepeat, kApply, kLose, kReplace, kWindow };
   struct Event {
     Kind kind;
     uint32_t rank = 0;
@@ -50,10 +50,16 @@ class Job {
     if (plan_.slow_apply && !decided_.empty()) events.push_back({Kind::kApply});
     if (plan_.loses && !lost_ && !workers_[1].done) events.push_back({Kind::kLose, 1});
     if (lost_ && !replaced_) events.push_back({Kind::kReplace, 1});
+    const std::vector<Mode::Window> windows = mode_->windows();
+    for (uint32_t i = 0; i < windows.size(); ++i) events.push_back({Kind::kWindow, i});
     return events;
   }
 
   void Do(const Event& event) {
+    if (event.kind == Kind::kWindow) {
+      for (const StepSet& set : mode_->WindowOver(mode_->windows()[event.rank].number)) Decide(set);
+      return Settle();
+    }
     Worker& worker = workers_[event.rank];
     switch (event.kind) {
       case Kind::kPush:
@@ -198,13 +204,17 @@ class Job {
   void Decide(const StepSet& set) {
     Expect(std::is_sorted(set.ranks.begin(), set.ranks.end()), "a set is not in rank order");
     if (plan_.mode.name == "backup") ExpectFirstOnes(set);
-    for (const uint32_t rank : set.ranks) {
+    if (plan_.mode.outer_sync == "quorum") ExpectQuorum(set);
+    Expect(!mode_->WasDecided(set), "a set is decided twice");
+    for (size_t i = 0; i < set.ranks.size(); ++i) {
+      const uint32_t rank = set.ranks[i];
+      const uint64_t step = set.step_of(i);
       const auto push = std::find_if(pending_.begin(), pending_.end(), [&](const Pending& each) {
-        return each.rank == rank && each.step == set.step && !each.decided;
+        return each.rank == rank && each.step == step && !each.decided;
       });
       Expect(push != pending_.end(), "a set has a push that is not there, or was decided on before");
       if (push != pending_.end()) push->decided = true;
-      Expect(counted_.insert({rank, set.step}).second, "a push counts twice");
+      Expect(counted_.insert({rank, step}).second, "a push counts twice");
     }
     decided_.push_back(set);
     mode_->Decided(set);
@@ -219,6 +229,23 @@ class Job {
       Refuse(header);
       return true;
     });
+  }
+
+  // Expects pushes of one fragment, of as many workers as are needed, unless all workers wait; and that no push is left
+  // behind that was complete.
+  void ExpectQuorum(const StepSet& set) {
+    const uint64_t fragments = plan_.mode.fragments;
+    size_t live = 0;
+    for (const Worker& worker : workers_) live += worker.alive && !worker.done ? 1 : 0;
+    std::set<uint32_t> waiting, of_fragment;
+    for (const Pending& push : pending_) {
+      if (push.decided) continue;
+      waiting.insert(push.rank);
+      if (push.step % fragments == set.step_of(0) % fragments) of_fragment.insert(push.rank);
+    }
+    Expect(std::set<uint32_t>(set.ranks.begin(), set.ranks.end()) == of_fragment, "a round leaves a push behind");
+    const bool enough = set.ranks.size() >= std::min<size_t>(plan_.mode.quorum, live);
+    Expect(enough || (fragments > 1 && waiting.size() >= live), "a round is decided without its quorum");
   }
 
   // Expects the first max(1, L − b) pushes of live ranks that are not known to be empty, in order of arrival.
@@ -246,8 +273,8 @@ class Job {
     if (set.makes_version) ++version_;
     if (gathers()) Expect(version_ == set.step + 1, "a step is not its version");
     std::erase_if(pending_, [&](const Pending& push) {
-      const bool applied =
-          push.step == set.step && std::find(set.ranks.begin(), set.ranks.end(), push.rank) != set.ranks.end();
+      const auto rank = std::find(set.ranks.begin(), set.ranks.end(), push.rank);
+      const bool applied = rank != set.ranks.end() && push.step == set.step_of(rank - set.ranks.begin());
       if (!applied || !push.decided) return false;
       ledger_.Record(
           {.rank = push.rank, .incarnation = push.incarnation, .step = push.step, .answer = v1::ANSWER_APPLIED});

@@ -60,7 +60,7 @@ class Explorer {
   std::string ToString() const {
     std::string text;
     for (const Job::Event& event : path_)
-      text += absl::StrCat(" ", std::string(1, "prald"[static_cast<int>(event.kind)]), event.rank);
+      text += absl::StrCat(" ", std::string(1, "praldw"[static_cast<int>(event.kind)]), event.rank);
     return text;
   }
 
@@ -128,6 +128,27 @@ TEST_CASE(
     CHECK(Play({.mode = mode, .workers = 3, .steps = 2}).versions == std::set<uint64_t>{6});
     CHECK(Play({.mode = mode, .workers = 2, .steps = 2, .slow_apply = true, .loses = true}).orders > 1000);
   }
+}
+
+TEST_CASE(
+    "A quorum: in every order each push is in one round, which has as many as are needed, and nobody waits for ever",
+    "[unsanitized]") {
+  ModeOptions mode = {.name = "diloco", .local_steps = 2, .outer_sync = "quorum", .quorum = 2};
+  for (const char* grace : {"0s", "1s"}) {
+    mode.grace = grace;
+    for (const uint32_t fragments : {1U, 2U}) {
+      CAPTURE(grace, fragments);
+      mode.fragments = fragments;
+      CHECK(Play({.mode = mode, .workers = 3, .steps = 2}).orders > 30);
+      CHECK(Play({.mode = mode, .workers = 2, .steps = 2, .slow_apply = true, .loses = true}).orders > 100);
+    }
+  }
+  mode.fragments = 1;
+  mode.grace = "0s";
+  CHECK(Play({.mode = mode, .workers = 3, .steps = 1}).versions == std::set<uint64_t>{2});
+  CHECK(Play({.mode = mode, .workers = 3, .steps = 2, .loses = true}).orders > 1000);
+  mode.quorum = 3;  // All: it is a barrier.
+  CHECK(Play({.mode = mode, .workers = 3, .steps = 2}).versions == std::set<uint64_t>{2});
 }
 
 TEST_CASE("asp and easgd make all versions where a lost rank's next owner takes up its share", "[unsanitized]") {

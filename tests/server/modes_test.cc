@@ -1,6 +1,11 @@
 #include "server/modes/mode.h"
 
+#include <chrono>
+#include <string>
+#include <vector>
+
 #include "server/engine/ledger.h"
+#include "server/modes/grace.h"
 #include "tests/catch.h"
 
 namespace ps {
@@ -103,13 +108,156 @@ TEST_CASE("A mode's saved state brings another instance to the same step, and wh
   REQUIRE(other->Load(mode->Save()).ok());
   CHECK(other->step() == 7);
   CHECK(other->WaitsFor() == std::vector<uint32_t>{0, 1});
-  CHECK(other->WasDecided(6));
-  CHECK_FALSE(other->WasDecided(7));
+  CHECK(other->WasDecided(0, 6));
+  CHECK_FALSE(other->WasDecided(0, 7));
+  CHECK(other->WasDecided({.step = 6, .ranks = {}}));
+  CHECK_FALSE(other->WasDecided({.step = 7, .ranks = {}}));
   for (const char* state : {"{}", R"({"mode":"asp"})", R"({"mode":"bsp"})", R"({"mode":"bsp","step":-1})", "[]"}) {
     CHECK(absl::IsInvalidArgument(other->Load(nlohmann::ordered_json::parse(state))));
   }
   CHECK(other->step() == 7);
   CHECK(MakeAsp({.name = "asp"}, 2)->Load(MakeAsp({.name = "asp"}, 2)->Save()).ok());
+}
+
+// A job of diloco with a quorum, of four workers if nothing else is said.
+ModeOptions Quorum(uint32_t quorum, const std::string& grace, uint32_t fragments = 1) {
+  ModeOptions options = {.name = "diloco", .local_steps = 8, .outer_sync = "quorum", .quorum = quorum, .grace = grace};
+  options.fragments = fragments;
+  return options;
+}
+
+ModeMembers Live(uint32_t workers) {
+  ModeMembers members;
+  for (uint32_t rank = 0; rank < workers; ++rank) members[rank] = {.incarnation = 1};
+  return members;
+}
+
+TEST_CASE("A round of a quorum is made of the first pushes, whatever their steps are, and later ones join the next") {
+  const auto mode = MakeDiloco(Quorum(2, "0s"), 3);
+  mode->SetMembers(Live(3));
+  CHECK(mode->led(1));
+  CHECK_FALSE(mode->synchronous());
+  CHECK(mode->OnLoss() == LossAction::kContinue);
+  CHECK(mode->Complete({.rank = 2, .step = 0, .samples = 1}).empty());
+  CHECK(mode->Complete({.rank = 2, .step = 0, .samples = 1}).empty());  // It was told twice.
+  CHECK(mode->windows().empty());
+  const std::vector<StepSet> first = mode->Complete({.rank = 0, .step = 0, .samples = 1});
+  CHECK(first == std::vector<StepSet>{{.step = 0, .ranks = {0, 2}, .steps = {0, 0}}});
+  mode->Decided(first[0]);
+  CHECK(mode->WasDecided(first[0]));
+  CHECK(mode->WasDecided(2, 0));
+  CHECK_FALSE(mode->WasDecided(1, 0));
+  CHECK(mode->Complete({.rank = 0, .step = 1, .samples = 1}).empty());
+  const std::vector<StepSet> second = mode->Complete({.rank = 1, .step = 0, .samples = 1});
+  CHECK(second == std::vector<StepSet>{{.step = 1, .ranks = {0, 1}, .steps = {1, 0}}});
+}
+
+TEST_CASE("A quorum waits for its window of grace, unless all workers that are left have pushed") {
+  const auto mode = MakeDiloco(Quorum(2, "3s"), 4);
+  mode->SetMembers(Live(4));
+  CHECK(mode->Complete({.rank = 0, .step = 0, .samples = 1}).empty());
+  CHECK(mode->Complete({.rank = 1, .step = 0, .samples = 1}).empty());
+  REQUIRE(mode->windows().size() == 1);
+  const Mode::Window window = mode->windows()[0];
+  CHECK(window.length == std::chrono::seconds(3));
+  CHECK(mode->Complete({.rank = 2, .step = 0, .samples = 1}).empty());
+  CHECK(mode->windows()[0].number == window.number);  // It does not begin anew.
+  CHECK(mode->WindowOver(window.number + 1).empty());
+  const std::vector<StepSet> round = mode->WindowOver(window.number);
+  REQUIRE(round.size() == 1);
+  CHECK(round[0].ranks == std::vector<uint32_t>{0, 1, 2});
+  mode->Decided(round[0]);
+  CHECK(mode->WindowOver(window.number).empty());  // The next round's is another.
+  for (const uint32_t rank : {3U, 0U, 1U}) CHECK(mode->Complete({.rank = rank, .step = 1, .samples = 1}).empty());
+  CHECK(mode->windows()[0].number != window.number);
+  CHECK(mode->Complete({.rank = 2, .step = 1, .samples = 1}).size() == 1);
+  // So it is where the last that is waited for is lost, or done.
+  ModeMembers members = Live(4);
+  members[3].done = true;
+  CHECK(MakeDiloco(Quorum(1, "3s"), 4)->SetMembers(members).empty());
+  mode->Decided({.step = 1, .ranks = {0, 1, 2, 3}, .steps = {1, 1, 1, 1}});
+  for (const uint32_t rank : {0U, 1U, 2U}) CHECK(mode->Complete({.rank = rank, .step = 2, .samples = 1}).empty());
+  const std::vector<StepSet> without = mode->SetMembers(members);
+  REQUIRE(without.size() == 1);
+  CHECK(without[0].ranks == std::vector<uint32_t>{0, 1, 2});
+}
+
+TEST_CASE("A quorum of more workers than are left is all of these, and a push that is dropped does not count") {
+  const auto mode = MakeDiloco(Quorum(3, "0s"), 3);
+  mode->SetMembers(Live(3));
+  CHECK(mode->Complete({.rank = 0, .step = 0, .samples = 1}).empty());
+  CHECK(mode->Complete({.rank = 1, .step = 0, .samples = 1}).empty());
+  mode->Dropped(1, 4);
+  mode->Dropped(1, 0);
+  ModeMembers members = Live(3);
+  members.erase(1);
+  CHECK(mode->SetMembers(members).empty());
+  const std::vector<StepSet> round = mode->Complete({.rank = 2, .step = 0, .samples = 1});
+  CHECK(round == std::vector<StepSet>{{.step = 0, .ranks = {0, 2}, .steps = {0, 0}}});
+  CHECK_FALSE(mode->Enough(1));
+  CHECK(mode->Enough(2));
+}
+
+TEST_CASE("A quorum does not wait for workers that have no work") {
+  const auto mode = MakeDiloco(Quorum(3, "0s"), 4);
+  mode->SetMembers(Live(4));
+  CHECK(mode->Complete({.rank = 3, .step = 0, .samples = 1}).empty());
+  CHECK(mode->SetIdle({0}).empty());
+  CHECK(mode->SetIdle({0}).empty());
+  CHECK(mode->SetIdle({0, 1}).empty());
+  const std::vector<StepSet> round = mode->SetIdle({0, 1, 2});
+  REQUIRE(round == std::vector<StepSet>{{.step = 0, .ranks = {3}, .steps = {0}}});
+  mode->Decided(round[0]);
+  CHECK(mode->SetIdle({}).empty());  // They have work again.
+  CHECK(mode->Complete({.rank = 3, .step = 1, .samples = 1}).empty());
+}
+
+TEST_CASE("Each fragment has a round of its own, and workers in different ones do not wait for each other for ever") {
+  const auto mode = MakeDiloco(Quorum(2, "5s", 2), 3);
+  mode->SetMembers(Live(3));
+  CHECK(mode->AddedUpAs(4) == 0U);
+  CHECK(mode->AddedUpAs(7) == 1U);
+  CHECK(mode->Complete({.rank = 0, .step = 4, .samples = 1}).empty());
+  CHECK(mode->Complete({.rank = 1, .step = 5, .samples = 1}).empty());
+  CHECK(mode->windows().empty());
+  // Rank 2 decides which of the two has its quorum; nobody is left whose push could join.
+  const std::vector<StepSet> round = mode->Complete({.rank = 2, .step = 3, .samples = 1});
+  CHECK(round == std::vector<StepSet>{{.step = 0, .ranks = {1, 2}, .steps = {5, 3}}});
+  mode->Decided(round[0]);
+  ModeMembers members = Live(3);
+  members.erase(2);
+  CHECK(mode->SetMembers(members).empty());
+  // Both wait, each for another fragment.
+  const std::vector<StepSet> alone = mode->Complete({.rank = 1, .step = 7, .samples = 1});
+  CHECK(alone == std::vector<StepSet>{{.step = 1, .ranks = {0}, .steps = {4}}});
+}
+
+TEST_CASE("A quorum's saved state is its version") {
+  const auto mode = MakeDiloco(Quorum(2, "0s"), 3);
+  mode->Decided({.step = 6, .ranks = {0, 1}, .steps = {3, 9}});
+  const auto other = MakeDiloco(Quorum(2, "0s"), 3);
+  REQUIRE(other->Load(mode->Save()).ok());
+  CHECK(other->step() == 7);
+}
+
+TEST_CASE("The automatic grace is what an overlap leaves of the fastest worker's time") {
+  const auto at = [](int ms) { return TimePoint(std::chrono::milliseconds(ms)); };
+  const auto ms = [](std::chrono::nanoseconds time) {
+    return std::chrono::round<std::chrono::milliseconds>(time).count();
+  };
+  AutomaticGrace grace(/*num_workers=*/2, /*steps=*/10, /*overlap=*/5);
+  CHECK(grace.length().count() == 0);  // Nothing is known.
+  grace.Arrived(0, at(0), std::chrono::milliseconds(40));
+  grace.Arrived(1, at(0), std::chrono::milliseconds(40));
+  grace.QuorumAfter(std::chrono::milliseconds(20));
+  grace.Arrived(0, at(1000), std::chrono::milliseconds(40));
+  grace.Arrived(1, at(4000), std::chrono::milliseconds(40));
+  // Batches of 100 ms: 500 - 20 - 80.
+  CHECK(ms(grace.length()) == 400);
+  grace.Left(0);
+  CHECK(ms(grace.length()) == 1900);
+  for (int i = 0; i < 50; ++i) grace.QuorumAfter(std::chrono::seconds(9));
+  CHECK(grace.length().count() == 0);
 }
 
 TEST_CASE("bsp and asp go by another name too") {

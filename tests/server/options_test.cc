@@ -300,7 +300,7 @@ TEST_CASE("diloco has an outer optimizer with defaults of its own, and says whic
         "--outer_optimizer=adam: expected sgd or nesterov, with --outer_sync=async");
   CHECK(problem({.name = "diloco", .outer_lr = 0.0F}).find("--outer_lr=0: expected a number above 0") == 0);
   CHECK(problem({.name = "diloco", .outer_momentum = 1.0F}).find("--outer_momentum=1: expected 0 or more") == 0);
-  CHECK(problem({.name = "diloco", .outer_sync = "some"}) == "--outer_sync=some: expected barrier or async");
+  CHECK(problem({.name = "diloco", .outer_sync = "some"}) == "--outer_sync=some: expected barrier, quorum or async");
   CHECK(problem({.name = "diloco", .outer_weighting = "none"}).find("--outer_weighting=none: expected samples") == 0);
   CHECK(problem({.name = "diloco", .outer_sync = "async", .dn_buffer = 0}) == "--dn_buffer=0: expected 1 to 1000000");
   const auto settings = [](const ModeOptions& mode) {
@@ -320,6 +320,25 @@ TEST_CASE("diloco has an outer optimizer with defaults of its own, and says whic
   CHECK(async.at("on_worker_loss") == "continue");
   CHECK(async.count("outer_momentum") == 0);
   CHECK(async.count("outer_weighting") == 0);
+  ModeOptions quorum = {.name = "diloco", .outer_sync = "quorum"};
+  CHECK(problem(quorum) ==
+        "--quorum=0: with --outer_sync=quorum, expected how many of the --num_workers=3 make a round");
+  quorum.quorum = 4;
+  CHECK(problem(quorum).find("--quorum=4: ") == 0);
+  quorum.quorum = 2;
+  for (const char* grace : {"-1s", "61m", "2", "", "inf"}) {
+    quorum.grace = grace;
+    CHECK(problem(quorum) ==
+          absl::StrCat("--grace=", grace, ": expected auto or a time from 0s to 1h, as in 500ms or 2s"));
+  }
+  quorum.grace = "auto";
+  CHECK(problem(quorum) == "--grace=auto: it is a part of the time that --overlap hides, which is 0");
+  quorum.overlap = 1;
+  CHECK(problem(quorum).empty());
+  CHECK(settings(quorum).at("quorum") == "2");
+  CHECK(settings(quorum).at("outer_weighting") == "samples");
+  CHECK(settings(quorum).at("on_worker_loss") == "continue");
+  CHECK(settings(quorum).count("dn_buffer") == 0);
   CHECK(settings({.name = "local_sgd"}).count("outer_lr") == 0);
 }
 
@@ -339,6 +358,10 @@ TEST_CASE("A flag of diloco that another one leaves out is refused with the two"
         "--outer_momentum=0.5: has no effect: --mode=diloco --outer_optimizer=sgd has no outer_momentum");
   CHECK(refused({{"mode", "diloco"}, {"dn_buffer", "4"}}) ==
         "--dn_buffer=4: has no effect: --mode=diloco --outer_sync=barrier has no dn_buffer");
+  CHECK(refused({{"mode", "diloco"}, {"quorum", "2"}}) ==
+        "--quorum=2: has no effect: --mode=diloco --outer_sync=barrier has no quorum");
+  CHECK(refused({{"mode", "diloco"}, {"grace", "2s"}}) ==
+        "--grace=2s: has no effect: --mode=diloco --outer_sync=barrier has no grace");
   CHECK(refused({{"mode", "bsp"}, {"outer_lr", "0.5"}}) == "--outer_lr=0.5: has no effect: --mode=bsp has no outer_lr");
   CHECK(refused({{"mode", "local_sgd"}, {"outer_momentum", "0.5"}}).empty());
 }

@@ -1,6 +1,7 @@
 #include "server/chief/step_coordinator.h"
 
 #include <algorithm>
+#include <chrono>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -103,13 +104,55 @@ TEST_CASE("Whatever the order of reports over three shards, each step is named o
 TEST_CASE("backup: the first pushes that every shard has make the step, and a loss may decide it") {
   StepCoordinator steps(MakeBackup({.name = "backup"}, 3), 2);
   const Membership all = Members({1, 1, 1});
-  steps.OnView(all);
+  steps.OnView(all, TimePoint());
   CHECK(DecidedBy(&steps, "0:0@0 0:1@0 1:2@0 1:1@0", all).empty());
   CHECK(DecidedBy(&steps, "0:2@0", all) == "0{1,2}");
   CHECK(DecidedBy(&steps, "1:0@0 0:1@1 1:1@1", all).empty());
-  const std::vector<StepSet> decided = steps.OnView(Members({1, 1, 0}));
+  const std::vector<StepSet> decided = steps.OnView(Members({1, 1, 0}), TimePoint());
   REQUIRE(decided.size() == 1);
   CHECK(decided[0] == StepSet{.step = 1, .ranks = {1}});
+}
+
+TEST_CASE("The chief names a quorum's round, of one shard too, and ends its window of grace") {
+  const auto at = [](int ms) { return TimePoint(std::chrono::milliseconds(ms)); };
+  for (const uint32_t shards : {1U, 2U}) {
+    CAPTURE(shards);
+    StepCoordinator steps(
+        MakeDiloco({.name = "diloco", .local_steps = 2, .outer_sync = "quorum", .quorum = 2, .grace = "500ms"}, 3),
+        shards);
+    REQUIRE(steps.leads());
+    const Membership all = Members({1, 1, 1});
+    steps.OnView(all, at(0));
+    const auto complete = [&](uint32_t rank, uint64_t step, int ms) {
+      std::vector<StepSet> decided;
+      for (uint32_t shard = 0; shard < shards; ++shard) {
+        auto outcome = steps.Complete(shard, 1, {.rank = rank, .step = step, .samples = 1, .at = at(ms)}, all);
+        CHECK(outcome.news);
+        decided.insert(decided.end(), outcome.decided.begin(), outcome.decided.end());
+      }
+      return decided;
+    };
+    CHECK(complete(0, 0, 100).empty());
+    CHECK(steps.Tick(at(900)).empty());  // There is no quorum yet.
+    CHECK(complete(2, 0, 1000).empty());
+    CHECK(steps.Tick(at(1499)).empty());
+    CHECK(steps.Tick(at(1500)) == std::vector<StepSet>{{.step = 0, .ranks = {0, 2}, .steps = {0, 0}}});
+    CHECK(steps.Tick(at(9000)).empty());
+    // What was decided on is not counted again, whoever repeats it.
+    CHECK_FALSE(steps.Complete(0, 1, {.rank = 2, .step = 0, .samples = 1, .at = at(9000)}, all).news);
+    CHECK(steps.Incomplete().empty());
+    // All that are left have pushed: nobody waits.
+    CHECK(complete(0, 1, 9100).empty());
+    CHECK(complete(2, 1, 9150).empty());
+    CHECK(complete(1, 0, 9200) == std::vector<StepSet>{{.step = 1, .ranks = {0, 1, 2}, .steps = {1, 0, 1}}});
+    // The window begins anew where a worker joins whom the quorum needs, and a loss may end it.
+    CHECK(complete(0, 2, 9300).empty());
+    CHECK(complete(1, 1, 9400).empty());
+    CHECK(steps.OnView(Members({1, 0, 1}), at(9500)).empty());
+    CHECK(steps.Tick(at(20'000)).empty());
+    CHECK(steps.OnView(Members({1, 0, 0}), at(20'000)) ==
+          std::vector<StepSet>{{.step = 2, .ranks = {0}, .steps = {2}}});
+  }
 }
 
 TEST_CASE("Outside bsp a push counts for its owner alone: another owner's is forgotten, and a late report of it too") {
@@ -117,26 +160,26 @@ TEST_CASE("Outside bsp a push counts for its owner alone: another owner's is for
   const auto complete = [&steps](uint32_t shard, uint64_t incarnation, uint32_t rank, const Membership& members) {
     return steps.Complete(shard, incarnation, {.rank = rank, .step = 0, .samples = 1}, members);
   };
-  steps.OnView(Members({1, 1}));
+  steps.OnView(Members({1, 1}), TimePoint());
   CHECK(DecidedBy(&steps, "0:0@0 1:0@0 0:1@0", Members({1, 1})).empty());
-  CHECK(steps.OnView(Members({2, 1})).empty());
+  CHECK(steps.OnView(Members({2, 1}), TimePoint()).empty());
   CHECK(steps.Incomplete() == "step 0: the push of rank 1 is not complete on shard 1");
   CHECK(DecidedBy(&steps, "0:0@0 1:0@0 1:1@0", Members({2, 1})).empty());
   CHECK(steps.Incomplete().empty());
   CHECK(complete(0, 2, 0, Members({2, 1})).news);
-  CHECK(steps.OnView(Members({2, 2})).empty());  // Rank 1's push is forgotten, which every shard had.
+  CHECK(steps.OnView(Members({2, 2}), TimePoint()).empty());  // Rank 1's push is forgotten, which every shard had.
   CHECK(steps.Incomplete() == "step 0: the push of rank 0 is not complete on shard 1");
-  CHECK(steps.OnView(Members({3, 2})).empty());
+  CHECK(steps.OnView(Members({3, 2}), TimePoint()).empty());
   CHECK(steps.Incomplete().empty());
   for (const uint32_t shard : {0U, 1U}) CHECK(complete(shard, 2, 1, Members({3, 2})).decided.empty());
-  CHECK(steps.OnView(Members({2, 2})).empty());
+  CHECK(steps.OnView(Members({2, 2}), TimePoint()).empty());
   CHECK(complete(0, 2, 0, Members({2, 2})).news);
   CHECK(complete(1, 2, 0, Members({2, 2})).decided.size() == 1);
 
   StepCoordinator bsp(MakeBsp({}, 2), 2);
-  bsp.OnView(Members({1, 1}));
+  bsp.OnView(Members({1, 1}), TimePoint());
   CHECK(DecidedBy(&bsp, "0:0@0 0:1@0 1:1@0", Members({1, 1})).empty());
-  CHECK(bsp.OnView(Members({2, 1})).empty());
+  CHECK(bsp.OnView(Members({2, 1}), TimePoint()).empty());
   CHECK(bsp.Complete(1, 2, {.rank = 0, .step = 0, .samples = 1}, Members({2, 1})).decided.size() == 1);
 }
 

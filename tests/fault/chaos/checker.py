@@ -31,9 +31,9 @@ def problems(records):
         found += [f"{where}: {text}" for text in _nothing_is_lost(served, lines[shard], records.pushed)]
         if records.mode in GATHERING:
             found += [f"{where}: {text}" for text in _steps_are_versions(records, lines[shard])]
-    if records.mode in GATHERING:
+    if records.mode in [*GATHERING, "diloco_quorum"]:
         found += _same_sets(records.served)
-    else:
+    if records.mode not in GATHERING:
         found += _computed_on(records)
     found += _workers_see_versions_grow(records.pushed)
     return found
@@ -135,11 +135,12 @@ def _same_sets(served):
     for shard, parts in enumerate(served):
         for part in parts:
             for apply in part.applied:
-                made_of = sets.setdefault((part.generation, apply["version"]), (shard, apply["ranks"]))
-                if made_of[1] != apply["ranks"]:
+                pushes = list(zip(apply["ranks"], apply["steps"], strict=True))
+                made_of = sets.setdefault((part.generation, apply["version"]), (shard, pushes))
+                if made_of[1] != pushes:
                     yield (
                         f"generation {part.generation}, version {apply['version']}: shard {made_of[0]} has taken the "
-                        f"pushes of ranks {made_of[1]}, shard {shard} those of {apply['ranks']}"
+                        f"pushes (rank, step) {made_of[1]}, shard {shard} {pushes}"
                     )
 
 
