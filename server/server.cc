@@ -28,6 +28,8 @@ constexpr std::chrono::seconds kGap(1);
 constexpr std::chrono::seconds kSayWaiting(10);
 constexpr std::chrono::milliseconds kShutdownGrace(500);
 constexpr std::chrono::seconds kFinishLinger(2);
+constexpr std::chrono::seconds kEndLinger(5);     // For everybody to hear of the end.
+constexpr std::chrono::seconds kAnswerLinger(1);  // For a shard's answer to be sent.
 constexpr std::chrono::milliseconds kRollBackGrace(100);
 constexpr std::chrono::seconds kShutDownLinger(1);  // Who is connecting again learns of a shutdown, too.
 constexpr std::chrono::seconds kLastCheckpoint(8);  // For one before leaving; supervisors kill after 10 s.
@@ -320,22 +322,30 @@ void Server::ChiefKnows() {
   changed_.NotifyAll();
 }
 
-void Server::Linger() {
+void Server::Linger(v1::Phase phase) {
   const TimePoint began = Now();
+  // A shard may be alone: the chief goes once it has this shard's answer.
+  const bool answers = chief_ == nullptr && phase == v1::PHASE_FINISHED;
   const TimePoint deadline =
-      began + std::min<std::chrono::nanoseconds>(ToChrono(options_.lease), std::chrono::seconds(5));
-  const auto known = [this, began] {
+      began + std::min<std::chrono::nanoseconds>(ToChrono(options_.lease), answers ? kAnswerLinger : kEndLinger);
+  const auto known = [this, began, phase] {
     if (chief_ == nullptr) {
       MutexLock lock(mutex_);
-      return chief_knows_;
+      if (phase != v1::PHASE_FINISHED) return chief_knows_;
+      return !chief_knows_ || follower_->AllWritten();  // It waits for this shard's answer. Else it is long gone.
     }
+    // A shard whose connection has just broken must not take the end of a finished job for the loss of its chief.
+    if (phase == v1::PHASE_FINISHED) return chief_->all_shards_know();
     const v1::StatusReply job = chief_->Status(Now());
     const bool may_ask = job.phase() == v1::PHASE_SHUT_DOWN && Now() - began < kShutDownLinger;
     return job.workers_size() == 0 && !may_ask;
   };
-  while (Now() < deadline && !known()) {
+  bool lingers = true;
+  while (lingers) {
+    lingers = Now() < deadline && !known();
     MutexLock lock(mutex_);
-    changed_.WaitUntil(mutex_, Now() + kTick);
+    lingers_ = lingers;
+    if (lingers) changed_.WaitUntil(mutex_, Now() + kTick);
   }
 }
 
@@ -365,7 +375,7 @@ absl::Status Server::Wait() {
   if (phase == v1::PHASE_FAILED && store_ != nullptr && chief_ != nullptr && chief_->not_finite()) {
     RecordNotFinite(failure);
   }
-  if (phase != v1::PHASE_FINISHED) Linger();
+  Linger(phase);
   const absl::Status ended = phase == v1::PHASE_FINISHED    ? absl::FailedPreconditionError("the job is finished")
                              : phase == v1::PHASE_SHUT_DOWN ? JobShutDown()
                                                             : absl::AbortedError("the job failed: " + failure);
@@ -481,8 +491,8 @@ void Server::OnChiefUpdate(const v1::ChiefUpdate& update) {
   const v1::Phase phase = update.view().phase();
   if (phase != v1::PHASE_FINISHED && phase != v1::PHASE_FAILED && phase != v1::PHASE_SHUT_DOWN) return;
   if (phase == v1::PHASE_SHUT_DOWN) spdlog::info("{}", Message(JobShutDown()));
-  End(phase, update.view().failure());
   ChiefKnows();
+  End(phase, update.view().failure());
 }
 
 absl::Status Server::AwaitRegistration(TimePoint deadline, const std::stop_token& stop) {

@@ -127,17 +127,17 @@ class Server {
     MutexLock lock(mutex_);
     return end_ != v1::PHASE_UNSPECIFIED;
   }
-  // Whether it follows the chief: until the job's end, or, where the server is kept running, until the job is shut
-  // down.
+  // Whether it follows the chief: until the chief knows that it knows of the job's end, or, where the server is kept
+  // running, until the job is shut down.
   bool follows() const {
     MutexLock lock(mutex_);
     const bool kept = options_.keep_running && end_ == v1::PHASE_FINISHED && !shut_down_;
-    return end_ == v1::PHASE_UNSPECIFIED || kept;
+    return end_ == v1::PHASE_UNSPECIFIED || kept || lingers_;
   }
   // The job has ended at the chief as well, or the connection to the chief has ended.
   void ChiefKnows();
-  // After a failure or a shutdown: until everybody knows, or the lease is over.
-  void Linger();
+  // At the job's end: until everybody knows, or the lease is over.
+  void Linger(v1::Phase phase);
 
   const ServerOptions options_;
   Lineage own_lineage_;
@@ -182,6 +182,7 @@ class Server {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;   // Once a last checkpoint is taken.
   bool rolled_back_ ABSL_GUARDED_BY(mutex_) = false;
   bool chief_knows_ ABSL_GUARDED_BY(mutex_) = false;  // It is used on other servers.
+  bool lingers_ ABSL_GUARDED_BY(mutex_) = false;
   v1::Phase end_ ABSL_GUARDED_BY(mutex_) = v1::PHASE_UNSPECIFIED;
   std::string failure_ ABSL_GUARDED_BY(mutex_);
 };

@@ -114,6 +114,8 @@ class Chief {
   // ---- The server
 
   bool not_finite() { return Read(&ChiefCore::not_finite); }
+  // Whether every shard has heard of what is: of the job's end, if it has ended.
+  bool all_shards_know() { return Read(&ChiefCore::all_shards_know); }
   std::string LongWait(TimePoint now, std::chrono::nanoseconds longer) {
     return Read(&ChiefCore::LongWait, now, longer);
   }

@@ -107,6 +107,7 @@ class ChiefCore {
 
   // The job failed since gradients, weights or state were not finite.
   bool not_finite() const { return job_.not_finite(); }
+  bool all_shards_know() const { return job_.all_shards_know(); }
   // Whom the job waits for: before it runs always, afterwards only if no step was made for `longer`. Empty: for nobody.
   std::string LongWait(TimePoint now, std::chrono::nanoseconds longer) const;
   // Ends leases and waits whose time is over.

@@ -143,6 +143,8 @@ class JobState {
   };
   // It failed since gradients, weights or state were not finite.
   bool not_finite() const { return not_finite_; }
+  // Every shard has heard of the newest view.
+  bool all_shards_know() const { return shards_.AllHaveHeard(view_); }
   const Resized& resized() const { return resized_; }
   // The checkpoint that this generation begins with; null: none.
   const RestoredJob* restored() const;

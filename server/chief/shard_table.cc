@@ -125,6 +125,11 @@ bool ShardTable::AllInitialised() const {
                      [](const Shard& shard) { return shard.registered && shard.initialised; });
 }
 
+bool ShardTable::AllHaveHeard(uint64_t view) const {
+  return std::all_of(shards_.begin(), shards_.end(),
+                     [view](const Shard& shard) { return shard.acknowledged_view >= view; });
+}
+
 uint64_t ShardTable::highest_step() const {
   uint64_t highest = 0;
   for (const Shard& shard : shards_) highest = std::max(highest, shard.highest_step);

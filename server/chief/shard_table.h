@@ -68,6 +68,8 @@ class ShardTable {
   bool AllInitialised() const;
   // Whether this view is in force: every shard acts on it or on a later one.
   bool AllAcknowledge(uint64_t view) const { return in_force_.has_value() && view <= *in_force_; }
+  // Whether every shard has heard of this view, also those whose connection is broken or closed since.
+  bool AllHaveHeard(uint64_t view) const;
   uint64_t highest_step() const;  // One more than the highest step that is complete on any.
   // The step at which the next owner of this rank goes on, once a view without its last owner is in force: one more
   // than the last step of that owner whose push is complete on any shard. The next owner does not make that step again,

@@ -243,6 +243,11 @@ void Follower::AskForCheckpoint(std::chrono::milliseconds wait, std::function<vo
   if (asked_ == nullptr) asked_ = std::make_unique<CheckpointAsked>(channel_, wait, std::move(callback));
 }
 
+bool Follower::AllWritten() {
+  MutexLock lock(mutex_);
+  return open_ && !writing_ && again_.empty() && queue_.empty();
+}
+
 void Follower::Stop() {
   std::shared_ptr<Call> call;
   std::unique_ptr<CheckpointAsked> asked;

@@ -76,6 +76,7 @@ class ReportQueue {
   absl::Status Add(const v1::ShardReport& report);
   // What waits; nothing if nothing does.
   std::optional<v1::ShardReport> Take();
+  bool empty() const { return !waiting_.has_value(); }
 
  private:
   std::optional<v1::ShardReport> waiting_;  // But for sums.
@@ -103,6 +104,8 @@ class Follower {
                      const std::stop_token& stop, const std::string& flag = "--connect_timeout");
   // Opens the stream again if its connection broke, or ends it if that takes too long. To be called now and then.
   void Tick(TimePoint now);
+  // Whether every report so far was written to the chief's connection.
+  bool AllWritten();
   // Asks the chief for a checkpoint, once, and calls back with what came of it: from any thread, at the latest at Stop.
   void AskForCheckpoint(std::chrono::milliseconds wait, std::function<void(const absl::Status&)> callback);
   // Cancels the stream and that call, and waits for their end.

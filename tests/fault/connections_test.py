@@ -1,5 +1,6 @@
 """Callers who only connect keep nobody out for long: connections_test.py BUILD_FOLDER CASE."""
 
+import contextlib
 import pathlib
 import resource
 import socket
@@ -7,6 +8,8 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 
 from job import BIN, LIMIT, MODEL, wait_until
 
@@ -18,9 +21,9 @@ SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse, in proto
 class Server:
     """A server that begins with these limits of open descriptors; what it prints is kept."""
 
-    def __init__(self, folder, soft, hard, listen="127.0.0.1:0"):
+    def __init__(self, folder, soft, hard, listen="127.0.0.1:0", more=()):
         self.err = pathlib.Path(folder) / "server.err"
-        command = [str(BIN / "ps_server"), "--num_workers=1", f"--listen={listen}"]
+        command = [str(BIN / "ps_server"), "--num_workers=1", f"--listen={listen}", *more]
         limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))  # noqa: E731
         with open(self.err, "wb") as err:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True, preexec_fn=limit)
@@ -55,6 +58,96 @@ class Server:
         done = subprocess.run(worker, capture_output=True, text=True, timeout=LIMIT)
         assert done.returncode == 0, done.stderr
         assert self.process.wait(LIMIT) == 0, self.errors()
+
+
+class Between:
+    """Passes connections on to a server. What comes from there it reads at this many bytes a second, of each (None: as it
+    comes), or not at all while it is held.
+    """
+
+    def __init__(self, address, rate=None):
+        host, port = address.rsplit(":", 1)
+        self.server, self.rate = (host, int(port)), rate
+        self.flows = threading.Event()
+        self.flows.set()
+        self.open = []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                worker, _ = self.listener.accept()
+            except OSError:
+                return  # Closed.
+            server = socket.socket()
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10)  # Before it connects: the rest waits there.
+            server.connect(self.server)
+            self.open += [worker, server]
+            for source, to, back in ((worker, server, False), (server, worker, True)):
+                threading.Thread(target=self._pass, args=(source, to, back), daemon=True).start()
+
+    def reset(self):
+        """Ends all connections, with what is held; later ones are not held."""
+        for end in self.open:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self.flows.set()
+
+    def _pass(self, source, to, back):
+        flows = self.flows
+        try:
+            while data := source.recv(8 << 10):
+                if back:
+                    flows.wait(LIMIT)
+                to.sendall(data)
+                if back and self.rate is not None:
+                    time.sleep(len(data) / self.rate)  # This is the link.
+        except OSError:
+            pass
+        for end in (source, to):
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+
+def slow_weights():
+    """Heartbeats do not wait behind weights that take several leases."""
+    with tempfile.TemporaryDirectory() as folder:
+        with Server(folder, 1024, 1024, more=["--lease=2s", "--reconnect_grace=2s", "--optimizer=sgd"]) as server:
+            slow = Between(server.address, 1 << 20)
+            large = ["--dataset=synthetic:samples=16,features=1000,classes=4", "--model=mlp:1000,1000,4", "--batch_size=8"]
+            command = [str(BIN / "ps_worker"), f"--server={slow.address}", "--shared_memory=off", "--steps=1", *large]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+            slow.listener.close()
+            assert done.returncode == 0, done.stderr + server.errors()
+            assert server.process.wait(LIMIT) == 0, server.errors()
+
+
+def finished():
+    """A shard whose connection to the chief breaks just as the job is finished hears of that when it is back."""
+    shards = ["--num_shards=2", "--mode=asp"]
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
+        with Server(one, 1024, 1024, more=shards) as chief:
+            between = Between(chief.address)
+            with Server(two, 1024, 1024, more=[*shards, "--shard=1", f"--chief={between.address}"]) as shard:
+                # A shard that applies each push by itself needs no word of the chief until the end.
+                command = [str(BIN / "ps_worker"), f"--server={chief.address}", "--steps=50", *MODEL]
+                metrics = pathlib.Path(two) / "metrics"
+                metrics.touch()
+                command += ["--experiment_step_time=20ms", f"--metrics_file={metrics}"]
+                worker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                wait_until("training, so that each shard has heard of it", lambda: '"step":5,' in metrics.read_text())
+                between.flows.clear()
+                assert worker.wait(LIMIT) == 0
+                wait_until("the end", lambda: "the job is finished" in chief.errors())
+                between.reset()
+                assert shard.process.wait(LIMIT) == 0, shard.errors()
+                assert chief.process.wait(LIMIT) == 0, chief.errors()
+            between.listener.close()
 
 
 def closed(listen="127.0.0.1:0"):
@@ -147,4 +240,4 @@ def pings():
         caller.close()
 
 
-{case.__name__: case for case in (closed, closed_unix, silent, health, raised, pings)}[sys.argv[2]]()
+{case.__name__: case for case in (closed, closed_unix, silent, health, raised, pings, slow_weights, finished)}[sys.argv[2]]()

@@ -56,10 +56,6 @@ class Job {
   }
 
   void Do(const Event& event) {
-    if (event.kind == Kind::kWindow) {
-      for (const StepSet& set : mode_->WindowOver(mode_->windows()[event.rank].number)) Decide(set);
-      return Settle();
-    }
     Worker& worker = workers_[event.rank];
     switch (event.kind) {
       case Kind::kPush:
@@ -84,6 +80,9 @@ class Job {
         worker = {.incarnation = worker.incarnation + 1};
         SetMembers();
         worker.step = takes_up_where_it_was_left() ? Left(event.rank) : mode_->StartStep(Highest(), version_);
+        break;
+      case Kind::kWindow:  // Its rank is the window's place among those that are open.
+        for (const StepSet& set : mode_->WindowOver(mode_->windows()[event.rank].number)) Decide(set);
         break;
     }
     Settle();

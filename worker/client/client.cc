@@ -141,8 +141,8 @@ absl::Status ClientImpl::SetUpLinks(const Layout& layout) {
 }
 
 absl::Status ClientImpl::LinkAgain() {
-  PS_ASSIGN_OR_RETURN(ShardLinks made, LinkShards(options_, joined_as_, context_->plan, channels_.front(),
-                                                  [this] { return gradients_.MakeSpare(); }));
+  PS_ASSIGN_OR_RETURN(ShardLinks made,
+                      LinkShards(options_, joined_as_, context_->plan, [this] { return gradients_.MakeSpare(); }));
   channels_ = std::move(made.channels);
   context_->links = std::move(made.links);
   has_shared_memory_ = made.has_shared_memory;

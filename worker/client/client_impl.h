@@ -25,7 +25,7 @@ namespace ps {
 class ClientImpl final : public Client {
  public:
   ClientImpl(const ClientOptions& options, const std::shared_ptr<grpc::Channel>& channel)
-      : options_(options), chief_(channel, options), channels_({channel}) {}
+      : options_(options), chief_(channel, options) {}
   ~ClientImpl() override;
 
   absl::Status JoinJob(const Layout& layout);
@@ -153,7 +153,7 @@ class ClientImpl final : public Client {
   const ClientOptions options_;
   ChiefCalls chief_;
   const std::shared_ptr<ExchangeContext> context_ = std::make_shared<ExchangeContext>();
-  std::vector<std::shared_ptr<grpc::Channel>> channels_;  // By shard, once joined; the first is also the chief's.
+  std::vector<std::shared_ptr<grpc::Channel>> channels_;  // By shard, once joined.
   v1::JoinReply joined_as_;                               // Constant once joined, but for addresses (FollowShards).
   ModePolicy policy_;                                     // Constant once joined, as are the next three.
   std::optional<DataSummary> data_of_all_;

@@ -85,17 +85,14 @@ class PreferredLink final : public ShardLink {
 }  // namespace
 
 absl::StatusOr<ShardLinks> LinkShards(const ClientOptions& options, const v1::JoinReply& joined, const SlicePlan& plan,
-                                      std::shared_ptr<grpc::Channel> chief,
                                       const std::function<absl::Status()>& make_spare) {
   const Linking with = {.options = options, .joined = joined, .plan = plan, .make_spare = make_spare};
   ShardLinks made;
-  made.channels.push_back(std::move(chief));
   std::vector<std::string> over_grpc;
   for (uint32_t shard = 0; shard < static_cast<uint32_t>(joined.shards_size()); ++shard) {
     // The chief is reached as the user said, the others as they advertise.
     const std::string address = shard == 0 ? options.server : joined.shards(static_cast<int>(shard)).address();
-    if (shard > 0)
-      made.channels.push_back(MakeChannel(address, grpc::InsecureChannelCredentials(), 0, options.long_links));
+    made.channels.push_back(MakeChannel(address, grpc::InsecureChannelCredentials(), 0, options.long_links));
     std::string why_not;
     PS_ASSIGN_OR_RETURN(std::unique_ptr<ShardLink> link,
                         MakeLink(with, shard, made.channels[shard], address, &why_not));

@@ -16,16 +16,16 @@
 namespace ps {
 
 struct ShardLinks {
-  std::vector<std::shared_ptr<grpc::Channel>> channels;  // By shard; the first is also the chief's.
-  std::vector<std::unique_ptr<ShardLink>> links;         // By shard.
-  bool has_shared_memory = false;                        // To one shard at least.
-  std::string text;                                      // Which are through what, and why, for the user.
+  // By shard. None is the chief's: heartbeats must not wait behind weights, which take seconds on a slow link.
+  std::vector<std::shared_ptr<grpc::Channel>> channels;
+  std::vector<std::unique_ptr<ShardLink>> links;  // By shard.
+  bool has_shared_memory = false;                 // To one shard at least.
+  std::string text;                               // Which are through what, and why, for the user.
 };
 
-// `chief` is the chief's channel; the plan must outlive the links. `make_spare`: whether there is memory to be shared.
+// The plan must outlive the links. `make_spare`: whether there is memory to be shared.
 // The error is that of --shared_memory=require.
 absl::StatusOr<ShardLinks> LinkShards(const ClientOptions& options, const v1::JoinReply& joined, const SlicePlan& plan,
-                                      std::shared_ptr<grpc::Channel> chief,
                                       const std::function<absl::Status()>& make_spare);
 
 // A link through shared memory for as long as it works, and one over gRPC.
