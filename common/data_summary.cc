@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/status.h"
 
 namespace ps {
@@ -100,13 +99,13 @@ v1::DataSummary ToProto(const DataSummary& summary) {
 
 absl::StatusOr<DataSummary> FromProto(const v1::DataSummary& message) {
   if (message.samples() == 0 || message.features() == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("own_data: ", message.samples(), " samples of ", message.features(),
-                                                   " features; expected at least one of each"));
+    return InvalidArgument("own_data: ", message.samples(), " samples of ", message.features(),
+                           " features; expected at least one of each");
   }
   const int columns = message.feature_stats().low_size();
   if (columns > kToldColumnsMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("own_data: statistics of ", columns, " features; at most ", kToldColumnsMax, " are supported"));
+    return InvalidArgument("own_data: statistics of ", columns, " features; at most ", kToldColumnsMax,
+                           " are supported");
   }
   DataSummary summary = {.samples = message.samples(),
                          .largest = message.largest(),
@@ -118,18 +117,17 @@ absl::StatusOr<DataSummary> FromProto(const v1::DataSummary& message) {
                          .sparse = message.sparse()};
   if (message.has_first_index()) summary.first_index = message.first_index();
   if (summary.first_index.value_or(0) > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("own_data: features are counted from ", *summary.first_index, "; expected 0 or 1"));
+    return InvalidArgument("own_data: features are counted from ", *summary.first_index, "; expected 0 or 1");
   }
   if (!AreLabels(summary.labels, summary.classes)) {
-    return absl::InvalidArgumentError(absl::StrCat("own_data: ", summary.labels.size(), " labels of ", summary.classes,
-                                                   " classes; expected as many, ascending"));
+    return InvalidArgument("own_data: ", summary.labels.size(), " labels of ", summary.classes,
+                           " classes; expected as many, ascending");
   }
   const bool of_targets = summary.target_stats != ColumnStatistics();
   if (!Fits(summary.feature_stats, summary.features) || !Fits(summary.target_stats, 1) ||
       (of_targets && summary.classes > 0)) {
-    return absl::InvalidArgumentError(absl::StrCat("own_data: the statistics cannot be those of samples with ",
-                                                   summary.features, " features and ", summary.classes, " classes"));
+    return InvalidArgument("own_data: the statistics cannot be those of samples with ", summary.features,
+                           " features and ", summary.classes, " classes");
   }
   return summary;
 }

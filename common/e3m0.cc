@@ -91,9 +91,7 @@ void DecodeE3m0(const uint8_t* encoded, size_t elements, float* values) {
       table[kSign | level] = -table[level];
     }
     table[kSign] = table[0];
-    for (size_t i = 0; i < count; ++i) {
-      values[begin + i] = table[(encoded[i / 2] >> (i % 2 * 4)) & 0xFU];
-    }
+    for (size_t i = 0; i < count; ++i) values[begin + i] = table[(encoded[i / 2] >> (i % 2 * 4)) & 0xFU];
     encoded += (count + 1) / 2;
   }
 }

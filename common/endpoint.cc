@@ -22,6 +22,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "common/files.h"
+#include "common/status.h"
 #include "common/text.h"
 
 namespace ps {
@@ -63,8 +64,8 @@ constexpr int kMaxStreams = 128;  // Calls at once on a connection; more wait at
 constexpr int kKeepaliveMs = 10000;
 constexpr int kKeepaliveTimeoutMs = 10000;
 constexpr int kReconnectMs = 200;        // Between two attempts: a server that was started again is found at once.
-constexpr int kHandshakeMs = 10000;      // For a caller to begin: who only connects keeps no place for longer.
-constexpr int kConnectAttemptMs = 5000;  // For a connection to be there; a busy server takes its time.
+constexpr int kHandshakeMs = 10000;      // A caller begins in this time: who only connects keeps no place for longer.
+constexpr int kConnectAttemptMs = 5000;  // A connection is there by then; a busy server takes its time.
 
 // What client and server have in common, but for the windows; `set` takes (name, value). `long_links`: gRPC measures
 // what a link carries in a round trip (its BDP probe), and lets windows grow with it.
@@ -112,19 +113,13 @@ bool CanBind(int family, const sockaddr* address, socklen_t size) {
 
 }  // namespace
 
-bool Endpoint::is_local() const {
-  return is_unix() || host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
-}
-
 std::string Endpoint::ToString() const {
   if (is_unix()) return absl::StrCat("unix:", unix_path);
   return host.find(':') == std::string::npos ? absl::StrCat(host, ":", port) : absl::StrCat("[", host, "]:", port);
 }
 
 absl::StatusOr<Endpoint> ParseEndpoint(const std::string& flag, const std::string& text) {
-  const auto wrong = [&] {
-    return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", text, ": expected HOST:PORT or unix:PATH"));
-  };
+  const auto wrong = [&] { return InvalidArgument("--", flag, "=", text, ": expected HOST:PORT or unix:PATH"); };
   Endpoint endpoint;
   if (text.rfind("unix:", 0) == 0) {
     endpoint.unix_path = text.substr(5);

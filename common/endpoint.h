@@ -34,7 +34,7 @@ struct Endpoint {
 
   bool is_unix() const { return !unix_path.empty(); }
   // Reachable from this machine only.
-  bool is_local() const;
+  bool is_local() const { return is_unix() || host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0; }
   std::string ToString() const;
 };
 

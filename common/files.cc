@@ -18,7 +18,7 @@
 namespace ps {
 namespace {
 
-constexpr size_t kWriteBytes = 8 << 20;  // At a time.
+constexpr size_t kWriteBytes = 8 << 20;  // One call writes no more.
 
 // Nobody else's: processes in containers that share a folder may have the same number.
 std::string TemporaryName(const std::string& path) {
@@ -30,7 +30,7 @@ int OpenNew(const std::string& path) { return open(path.c_str(), O_WRONLY | O_CR
 }  // namespace
 
 absl::Status FileError(const std::string& path, const std::string& what) {
-  return absl::InternalError(absl::StrCat(path, ": ", what, ": ", std::strerror(errno)));
+  return Internal(path, ": ", what, ": ", std::strerror(errno));
 }
 
 absl::StatusOr<NewFile> NewFile::Create(const std::string& path) {
@@ -113,9 +113,7 @@ absl::Status OpenFile::Read(uint64_t at, std::span<char> to) const {
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, uint64_t max_bytes) {
   PS_ASSIGN_OR_RETURN(const OpenFile file, OpenFile::Open(path));
-  if (file.bytes > max_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": it has ", file.bytes, " bytes, more than ", max_bytes));
-  }
+  if (file.bytes > max_bytes) return InvalidArgument(path, ": it has ", file.bytes, " bytes, more than ", max_bytes);
   std::string bytes(file.bytes, '\0');
   PS_RETURN_IF_ERROR(file.Read(0, bytes));
   return bytes;
@@ -123,12 +121,10 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path, uint64_t max_
 
 absl::Status CheckWritable(const std::string& flag, const std::string& path) {
   const auto wrong = [&](const std::string& why) {
-    return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", path, ": cannot be written: ", why));
+    return InvalidArgument("--", flag, "=", path, ": cannot be written: ", why);
   };
   struct stat about = {};
-  if (lstat(path.c_str(), &about) == 0 && !S_ISREG(about.st_mode)) {
-    return wrong("it exists and is not a regular file");
-  }
+  if (lstat(path.c_str(), &about) == 0 && !S_ISREG(about.st_mode)) return wrong("it exists and is not a regular file");
   const std::string temporary = TemporaryName(path);
   const FileDescriptor file(OpenNew(temporary));
   if (!file.valid()) return wrong(std::strerror(errno));

@@ -98,7 +98,7 @@ absl::Status CheckIdleFlags(const CommandLine& line, const std::vector<IdleFlag>
   Problems problems;
   for (const IdleFlag& each : flags) {
     if (!each.idle || line.given.count(each.flag) == 0) continue;
-    problems.Check(false, absl::StrCat("--", each.flag, "=", FlagValue(each.flag), ": has no effect: ", each.why));
+    problems.Check(false, "--", each.flag, "=", FlagValue(each.flag), ": has no effect: ", each.why);
   }
   return problems.ToStatus();
 }

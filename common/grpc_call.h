@@ -82,7 +82,7 @@ class SelfOwned : public std::enable_shared_from_this<T> {
   SelfOwned() = default;
   ~SelfOwned() = default;
 
-  // Before gRPC's first reaction.
+  // Call it before gRPC's first reaction.
   void Hold() { self_ = this->shared_from_this(); }
   // The last statement of OnDone: the object may be gone when this returns.
   void Release() { const std::shared_ptr<T> last = std::move(self_); }

@@ -16,12 +16,13 @@
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "common/program.h"
+#include "common/status.h"
 #include "common/text.h"
 
 namespace ps {
 namespace {
 
-constexpr size_t kMaxPathBytes = 300;  // In a message.
+constexpr size_t kMaxPathBytes = 300;  // A message shows no more.
 
 const TimePoint process_start = Now();
 
@@ -78,9 +79,7 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(const std::st
   std::unique_ptr<MetricsWriter> writer(new MetricsWriter);
   writer->who_ = who;
   if (path.empty()) return writer;
-  const auto wrong = [&](const std::string& why) {
-    return absl::InvalidArgumentError(absl::StrCat("--metrics_file=", path, ": ", why));
-  };
+  const auto wrong = [&](const std::string& why) { return InvalidArgument("--metrics_file=", path, ": ", why); };
   const int file = OpenToWrite(path);
   if (file < 0) return wrong(absl::StrCat("the file cannot be written: ", std::strerror(errno)));
   if (IsRegular(file) && flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {

@@ -51,9 +51,9 @@ class MetricsWriter {
   std::string who_;
   std::atomic<uint32_t> number_ = 0;
   Mutex mutex_;
-  int file_ ABSL_GUARDED_BY(mutex_) = -1;  // Until Begin.
+  int file_ ABSL_GUARDED_BY(mutex_) = -1;  // Begin hands it on.
   std::unique_ptr<LineWriter> lines_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::string> early_ ABSL_GUARDED_BY(mutex_);  // Before Begin.
+  std::vector<std::string> early_ ABSL_GUARDED_BY(mutex_);  // What came before Begin.
 };
 
 // Seconds since the process started (rather: since the program's first look at the clock, at its start).

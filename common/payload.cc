@@ -4,9 +4,9 @@
 #include <cstring>
 #include <functional>
 
-#include "absl/strings/str_cat.h"
 #include "common/e3m0.h"
 #include "common/half_floats.h"
+#include "common/status.h"
 
 namespace ps {
 
@@ -50,9 +50,7 @@ void Payload::set_positions(std::vector<Piece> positions) {
 }
 
 absl::Status Payload::Unpack() {
-  if (absent_) {
-    return absl::InvalidArgumentError(absl::StrCat(position_bytes_, " bytes of positions, though it is absent"));
-  }
+  if (absent_) return InvalidArgument(position_bytes_, " bytes of positions, though it is absent");
   return has_positions() ? UnpackPositions() : UnpackBlocks();
 }
 
@@ -60,8 +58,7 @@ absl::Status Payload::UnpackPositions() {
   auto sparse = std::make_shared<SparseValues>();
   const size_t count = position_bytes_ / sizeof(uint16_t);
   if (position_bytes_ % sizeof(uint16_t) != 0 || bytes_ != WireBytes(type_, count)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(position_bytes_, " bytes of positions for ", bytes_, " bytes of values"));
+    return InvalidArgument(position_bytes_, " bytes of positions for ", bytes_, " bytes of values");
   }
   sparse->positions.resize(count);
   sparse->values.resize(count);
@@ -79,9 +76,7 @@ absl::Status Payload::UnpackPositions() {
 absl::Status Payload::UnpackBlocks() {
   const std::optional<size_t> count = E3m0Elements(bytes_);
   const bool fits = bytes_ <= WireBytes(WireType::kE3m0, kSliceElements);  // Eight times as many are made of them.
-  if (!count.has_value() || !fits) {
-    return absl::InvalidArgumentError(absl::StrCat(bytes_, " bytes are no blocks of e3m0 of a slice"));
-  }
+  if (!count.has_value() || !fits) return InvalidArgument(bytes_, " bytes are no blocks of e3m0 of a slice");
   const std::shared_ptr<float[]> values = std::make_shared_for_overwrite<float[]>(*count);
   CopyFloatsTo(values.get(), *count);
   Keep({BytesOf({values.get(), *count})}, *count * sizeof(float), values);

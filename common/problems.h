@@ -17,9 +17,10 @@ namespace ps {
 // Used by one thread. A flag is given by its name, without dashes.
 class Problems {
  public:
-  // Notes `problem`, a line that names its flag, unless what was looked at is good.
-  void Check(bool good, const std::string& problem) {
-    if (!good) problems_.push_back(problem);
+  // Notes the problem, a line that names its flag and is made of these parts, unless what was looked at is good.
+  template <typename... Parts>
+  void Check(bool good, const Parts&... parts) {
+    if (!good) absl::StrAppend(&problems_.emplace_back(), parts...);
   }
   // Notes the text of an error; it may have several lines.
   void Check(const absl::Status& status) { Check(status.ok(), Message(status)); }

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include <nlohmann/json.hpp>
-#include "absl/strings/str_cat.h"
 #include "common/files.h"
 #include "common/half_floats.h"
 #include "common/simd.h"
@@ -62,9 +61,7 @@ bool IsNumbers(const SortedJson& value) {
 }
 
 absl::StatusOr<Entry> ParseEntry(const std::string& name, const SortedJson& value) {
-  const auto wrong = [&](const std::string& what) {
-    return absl::InvalidArgumentError(absl::StrCat("tensor ", name, ": ", what));
-  };
+  const auto wrong = [&](const std::string& what) { return InvalidArgument("tensor ", name, ": ", what); };
   if (!value.is_object() || !value.contains("dtype") || !value["dtype"].is_string() || !value.contains("shape") ||
       !value.contains("data_offsets") || !IsNumbers(value["shape"]) || !IsNumbers(value["data_offsets"]) ||
       value["data_offsets"].size() != 2) {
@@ -118,20 +115,14 @@ absl::StatusOr<std::vector<Entry>> ParseHeader(const std::string& text, uint64_t
   });
   uint64_t at = 0;
   for (const Entry& entry : entries) {
-    if (entry.begin != at) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("tensor ", entry.spec.name, ": its data overlaps or leaves a gap"));
-    }
+    if (entry.begin != at) return InvalidArgument("tensor ", entry.spec.name, ": its data overlaps or leaves a gap");
     at = entry.end;
   }
-  if (at != data_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("truncated, or too long: ", data_bytes, " bytes of data, expected ", at));
-  }
+  if (at != data_bytes) return InvalidArgument("truncated, or too long: ", data_bytes, " bytes of data, expected ", at);
   return entries;
 }
 
-constexpr size_t kConvertedElements = size_t{1} << 16;  // At a time.
+constexpr size_t kConvertedElements = size_t{1} << 16;  // One step converts no more.
 
 // `bytes` are as many elements of this type, F64, F16 or BF16.
 void Convert(const char* bytes, const std::string& type, std::span<float> values) {
@@ -177,8 +168,7 @@ absl::Status SafetensorsFile::Read(size_t i, int64_t first, std::span<float> val
     return file_.Read(at, {reinterpret_cast<char*>(values.data()), values.size_bytes()});
   }
   if (type != "F64" && type != "F16" && type != "BF16") {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path(), ": tensor ", tensors_[i].name, ": dtype ", type, ", expected F32, F64, F16 or BF16"));
+    return InvalidArgument(path(), ": tensor ", tensors_[i].name, ": dtype ", type, ", expected F32, F64, F16 or BF16");
   }
   const size_t element = type == "F64" ? sizeof(double) : sizeof(uint16_t);
   std::vector<char> buffer(std::min(values.size(), kConvertedElements) * element);

@@ -28,7 +28,7 @@ class SafetensorsFile {
 
   const std::string& path() const { return file_.path; }
   uint64_t bytes() const { return file_.bytes; }
-  // In the order of their data.
+  // They are in the order of their data.
   const std::vector<TensorSpec>& tensors() const { return tensors_; }
   // The type of tensor number i, in the file's words: "F32".
   const std::string& type(size_t i) const { return types_[i]; }

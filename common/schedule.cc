@@ -32,7 +32,7 @@ struct ScheduleLength {
   uint64_t samples = 0;
   double epochs = 0;
 
-  // In samples, at least 1; `samples_per_epoch` is not 0 where it is epochs.
+  // Returns samples, at least 1; `samples_per_epoch` is not 0 where it is epochs.
   uint64_t Resolve(uint64_t samples_per_epoch) const {
     if (samples > 0) return samples;
     const double resolved = std::round(epochs * static_cast<double>(samples_per_epoch));
@@ -52,13 +52,12 @@ absl::StatusOr<ScheduleLength> ParseScheduleLength(const std::string& flag, cons
     good = absl::SimpleAtod(number, &length.epochs) && length.epochs > 0 && length.epochs <= kMaxEpochs;
   }
   if (good) return length;
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", flag, "=", Printable(text, kMaxShownBytes),
-                   ": expected samples (a whole number, at most 2^60) or epochs (at most 1e6), above "
-                   "0, as in 600000samples or 0.5epochs"));
+  return InvalidArgument("--", flag, "=", Printable(text, kMaxShownBytes),
+                         ": expected samples (a whole number, at most 2^60) or epochs (at most 1e6), above "
+                         "0, as in 600000samples or 0.5epochs");
 }
 
-// Above `low`, or from it on, to `high`.
+// It begins above `low`, or with it, and ends with `high`.
 struct NumberRange {
   double low = 0;
   bool includes_low = false;
@@ -138,8 +137,7 @@ std::string ForWhich(const ScheduleRow& row) {
 }
 
 void CheckNumber(const ScheduleRow& row, double value, Problems& problems) {
-  problems.Check(row.range.Contains(value),
-                 absl::StrCat("--", row.flag, "=", value, ": expected ", row.range.ToString()));
+  problems.Check(row.range.Contains(value), "--", row.flag, "=", value, ": expected ", row.range.ToString());
 }
 
 // Notes what is wrong with the row's value.
@@ -149,8 +147,8 @@ void CheckRow(const ScheduleRow& row, const ScheduleOptions& options, Problems& 
   } else if (const std::string& text = options.*row.length; !text.empty()) {
     problems.Check(ParseScheduleLength(row.flag, text).status());
   } else {
-    problems.Check(!row.needed, absl::StrCat("--", row.flag, ": --schedule=", options.schedule,
-                                             " needs it, as in 10epochs or 600000samples"));
+    problems.Check(!row.needed, "--", row.flag, ": --schedule=", options.schedule,
+                   " needs it, as in 10epochs or 600000samples");
   }
 }
 
@@ -185,8 +183,7 @@ std::string ToString(Schedule::Kind kind) { return kScheduleKinds[static_cast<si
 absl::StatusOr<Schedule::Kind> ParseScheduleKind(const std::string& name) {
   const auto* const found = std::find(std::begin(kScheduleKinds), std::end(kScheduleKinds), name);
   if (found != std::end(kScheduleKinds)) return static_cast<Schedule::Kind>(found - std::begin(kScheduleKinds));
-  return absl::InvalidArgumentError(
-      absl::StrCat("--schedule=", Printable(name, kMaxShownBytes), ": expected ", kChoices));
+  return InvalidArgument("--schedule=", Printable(name, kMaxShownBytes), ": expected ", kChoices);
 }
 
 std::vector<std::string> ScheduleFlags() {
@@ -248,9 +245,7 @@ absl::StatusOr<ScheduleOptions> ParseSchedule(const std::map<std::string, std::s
   Problems problems;
   ScheduleOptions options;
   const auto name = texts.find("schedule");
-  if (name == texts.end()) {
-    return absl::InvalidArgumentError(absl::StrCat("expected schedule=", kChoices, ": it is replaced as a whole"));
-  }
+  if (name == texts.end()) return InvalidArgument("expected schedule=", kChoices, ": it is replaced as a whole");
   options.schedule = name->second;
   const absl::StatusOr<Schedule::Kind> kind = ParseScheduleKind(options.schedule);
   for (const auto& [flag, text] : texts) {
@@ -258,14 +253,14 @@ absl::StatusOr<ScheduleOptions> ParseSchedule(const std::map<std::string, std::s
     const ScheduleRow* const row = FindRow(flag);
     const std::string shown = absl::StrCat(Printable(flag, kMaxShownBytes), "=", Printable(text, kMaxShownBytes));
     if (row == nullptr || (kind.ok() && !row->UsedBy(*kind))) {
-      problems.Check(false, absl::StrCat(shown, ": --schedule=", Printable(options.schedule, kMaxShownBytes),
-                                         " has no ", Printable(flag, kMaxShownBytes)));
+      problems.Check(false, shown, ": --schedule=", Printable(options.schedule, kMaxShownBytes), " has no ",
+                     Printable(flag, kMaxShownBytes));
     } else if (row->length != nullptr) {
       options.*row->length = text;
     } else {
       double value = 0;
       const bool good = absl::SimpleAtod(text, &value);
-      problems.Check(good, absl::StrCat(shown, ": expected a number"));
+      problems.Check(good, shown, ": expected a number");
       if (good) options.*row->number = value;  // Else it keeps its default, which is good.
     }
   }
@@ -291,9 +286,8 @@ absl::StatusOr<Schedule> ResolveSchedule(const ScheduleOptions& options, uint64_
     }
   }
   if (!unknown.empty()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        unknown,
-        ": workers that join tell how many samples an epoch has, and none has told it; see samples_per_epoch"));
+    return FailedPrecondition(
+        unknown, ": workers that join tell how many samples an epoch has, and none has told it; see samples_per_epoch");
   }
   if (InOrder(schedule)) return schedule;
   return absl::InvalidArgumentError(
@@ -311,11 +305,11 @@ absl::Status CheckSchedule(const Schedule& schedule) {
       CheckNumber(row, schedule.*row.value, problems);
     } else {
       const uint64_t samples = schedule.*row.samples;
-      problems.Check((samples > 0 || !row.needed) && static_cast<double>(samples) <= kMaxSamples,
-                     absl::StrCat("--", row.flag, "=", samples, "samples: expected more than 0"));
+      problems.Check((samples > 0 || !row.needed) && static_cast<double>(samples) <= kMaxSamples, "--", row.flag, "=",
+                     samples, "samples: expected more than 0");
     }
   }
-  problems.Check(InOrder(schedule), absl::StrCat("--warmup=", schedule.warmup, "samples: it does not end in time"));
+  problems.Check(InOrder(schedule), "--warmup=", schedule.warmup, "samples: it does not end in time");
   return problems.ToStatus();
 }
 
@@ -341,14 +335,9 @@ double Schedule::Factor(uint64_t position) const {
   }
   if (position >= length) return end;
   const double x = static_cast<double>(position - warmup) / static_cast<double>(length - warmup);
-  switch (kind) {
-    case Kind::kCosine:
-      return end + (1 - end) * (1 + std::cos(std::numbers::pi * x)) / 2;
-    case Kind::kLinear:
-      return 1 + (end - 1) * x;
-    default:
-      return end + (1 - end) * std::pow(1 - x, power);
-  }
+  if (kind == Kind::kCosine) return end + (1 - end) * (1 + std::cos(std::numbers::pi * x)) / 2;
+  if (kind == Kind::kLinear) return 1 + (end - 1) * x;
+  return end + (1 - end) * std::pow(1 - x, power);
 }
 
 float Schedule::Scaled(float learning_rate, uint64_t position) const {

@@ -47,8 +47,8 @@ std::vector<IdleFlag> IdleScheduleFlags(const ScheduleOptions& options);
 // missing: a schedule is replaced as a whole.
 absl::StatusOr<ScheduleOptions> ParseSchedule(const std::map<std::string, std::string>& texts);
 
-// In samples. FAILED_PRECONDITION, naming the flag, if a length is in epochs and `samples_per_epoch` is 0;
-// INVALID_ARGUMENT if the warm-up does not end before the decay does, or before the first step.
+// What it returns is in samples. FAILED_PRECONDITION, naming the flag, if a length is in epochs and `samples_per_epoch`
+// is 0; INVALID_ARGUMENT if the warm-up does not end before the decay does, or before the first step.
 absl::StatusOr<Schedule> ResolveSchedule(const ScheduleOptions& options, uint64_t samples_per_epoch);
 
 // INVALID_ARGUMENT unless every number is one that a schedule of this kind may have.

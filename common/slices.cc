@@ -23,7 +23,7 @@ std::string ToString(const TensorSpec& tensor) {
 
 std::string ToString(TensorKind kind) {
   constexpr const char* kNames[] = {"a weight", "a constant", "a buffer of the lowest rank", "a buffer of the mean"};
-  const auto number = static_cast<size_t>(kind);  // Perhaps none: it may come from the wire.
+  const auto number = static_cast<size_t>(kind);  // It is perhaps none: it may come from the wire.
   return number < std::size(kNames) ? kNames[number] : "";
 }
 
@@ -67,8 +67,8 @@ absl::Status CheckFactors(const TensorSpec& tensor) {
   for (const auto& [what, factor] : {std::pair("learning rate", tensor.learning_rate_factor),
                                      std::pair("weight decay", tensor.weight_decay_factor)}) {
     if (std::isfinite(factor) && factor >= 0) continue;
-    return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, ": the factor ", factor, " of the ", what,
-                                                   " is not a finite number of 0 or more"));
+    return InvalidArgument("tensor ", tensor.name, ": the factor ", factor, " of the ", what,
+                           " is not a finite number of 0 or more");
   }
   return absl::OkStatus();
 }
@@ -78,8 +78,7 @@ absl::Status CheckFactors(const TensorSpec& tensor) {
 absl::Status ValidateLayout(const Layout& layout) {
   if (layout.empty()) return absl::InvalidArgumentError("the model has no tensors");
   if (layout.size() > kMaxTensors) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the model has ", layout.size(), " tensors; at most ", kMaxTensors, " are supported"));
+    return InvalidArgument("the model has ", layout.size(), " tensors; at most ", kMaxTensors, " are supported");
   }
   absl::flat_hash_set<std::string> names;
   size_t name_bytes = 0;
@@ -88,34 +87,33 @@ absl::Status ValidateLayout(const Layout& layout) {
     name_bytes += tensor.name.size();
     if (tensor.name.empty()) return absl::InvalidArgumentError("a tensor of the model has no name");
     if (tensor.name == kMetadataName) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "tensor ", tensor.name, ": the format of checkpoints and exported files keeps this name for itself"));
+      return InvalidArgument("tensor ", tensor.name,
+                             ": the format of checkpoints and exported files keeps this name for itself");
     }
     if (!names.insert(tensor.name).second) {
-      return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, " appears twice in the model"));
+      return InvalidArgument("tensor ", tensor.name, " appears twice in the model");
     }
     PS_RETURN_IF_ERROR(CheckFactors(tensor));
     if (ToString(tensor.kind).empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("tensor ", tensor.name, ": there is no kind ", static_cast<int>(tensor.kind), " of tensors"));
+      return InvalidArgument("tensor ", tensor.name, ": there is no kind ", static_cast<int>(tensor.kind),
+                             " of tensors");
     }
     int64_t elements = 1;
     for (int64_t dimension : tensor.shape) {
       if (dimension < 1 || dimension > kMaxModelElements / elements) {
-        return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, ": dimension ", dimension,
-                                                       " is not in 1 .. 2^36 elements of the whole model"));
+        return InvalidArgument("tensor ", tensor.name, ": dimension ", dimension,
+                               " is not in 1 .. 2^36 elements of the whole model");
       }
       elements *= dimension;
     }
     total += elements;
     if (total > kMaxModelElements) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the model has more than 2^36 elements (reached at tensor ", tensor.name, ")"));
+      return InvalidArgument("the model has more than 2^36 elements (reached at tensor ", tensor.name, ")");
     }
   }
   if (name_bytes > kMaxNamesBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("the names of the model's tensors have ", name_bytes,
-                                                   " bytes together; at most ", kMaxNamesBytes, " are supported"));
+    return InvalidArgument("the names of the model's tensors have ", name_bytes, " bytes together; at most ",
+                           kMaxNamesBytes, " are supported");
   }
   const auto is_weight = [](const TensorSpec& tensor) { return tensor.kind == TensorKind::kWeight; };
   if (std::none_of(layout.begin(), layout.end(), is_weight)) {

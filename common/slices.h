@@ -25,10 +25,10 @@ inline constexpr int64_t kMaxModelElements = int64_t{1} << 36;
 
 // A run of consecutive elements of one tensor.
 struct SliceInfo {
-  uint32_t index = 0;        // In the whole model, in layout order.
+  uint32_t index = 0;        // It counts the whole model's, in layout order.
   uint32_t tensor = 0;       // Index in the layout.
   int64_t offset = 0;        // First element within the tensor.
-  int64_t elements = 0;      // At most kSliceElements.
+  int64_t elements = 0;      // There are kSliceElements at most.
   uint32_t shard = 0;        // Which shard holds it.
   int64_t shard_offset = 0;  // First element within that shard's contiguous buffer.
 
@@ -79,7 +79,7 @@ struct SliceRange {
   bool operator==(const SliceRange&) const = default;
 };
 using SliceRanges = std::vector<SliceRange>;  // Ascending and apart.
-inline constexpr size_t kMaxRanges = 2048;    // Of a partial push: each of its messages says them.
+inline constexpr size_t kMaxRanges = 2048;    // A partial push has no more: each of its messages says them.
 
 // The slices of these tensors, which ascend.
 SliceRanges SlicesOf(const SlicePlan& plan, std::span<const uint32_t> tensors);

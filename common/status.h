@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 
 namespace ps {
 
@@ -14,6 +15,32 @@ namespace ps {
 inline std::string Message(const absl::Status& status) {
   if (!status.ok() && status.message().empty()) return absl::StatusCodeToString(status.code());
   return std::string(status.message().data(), status.message().size());
+}
+
+// Errors whose text is made of these parts, as by absl::StrCat.
+template <typename... Parts>
+absl::Status InvalidArgument(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+template <typename... Parts>
+absl::Status FailedPrecondition(const Parts&... parts) {
+  return absl::FailedPreconditionError(absl::StrCat(parts...));
+}
+template <typename... Parts>
+absl::Status Unavailable(const Parts&... parts) {
+  return absl::UnavailableError(absl::StrCat(parts...));
+}
+template <typename... Parts>
+absl::Status ResourceExhausted(const Parts&... parts) {
+  return absl::ResourceExhaustedError(absl::StrCat(parts...));
+}
+template <typename... Parts>
+absl::Status NotFound(const Parts&... parts) {
+  return absl::NotFoundError(absl::StrCat(parts...));
+}
+template <typename... Parts>
+absl::Status Internal(const Parts&... parts) {
+  return absl::InternalError(absl::StrCat(parts...));
 }
 
 // The same status with "context: " before its text.
@@ -30,7 +57,7 @@ absl::StatusOr<Value> Annotate(absl::StatusOr<Value> value, const std::string& c
 inline absl::Status JobShutDown() {
   return absl::AbortedError("the job was shut down by an operator (ps_ctl shutdown)");
 }
-// Also with text before it.
+// Whether it is that error, also with text before it.
 inline bool IsJobShutDown(const absl::Status& status) {
   return absl::IsAborted(status) && Message(status).ends_with(Message(JobShutDown()));
 }

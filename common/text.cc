@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {
@@ -61,14 +61,13 @@ std::string Printable(std::string_view text, size_t max_bytes) {
 
 absl::Status CheckText(const std::string& what, std::string_view text, size_t max_bytes) {
   if (text.size() > max_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(what, ": ", text.size(), " bytes long; expected at most ", max_bytes));
+    return InvalidArgument(what, ": ", text.size(), " bytes long; expected at most ", max_bytes);
   }
   while (!text.empty()) {
     const Character first = FirstOf(text);
     if (!first.valid || first.control) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(what, first.valid ? ": a control character at " : ": invalid UTF-8 at ", Printable(text, 32)));
+      return InvalidArgument(what, first.valid ? ": a control character at " : ": invalid UTF-8 at ",
+                             Printable(text, 32));
     }
     text.remove_prefix(first.bytes);
   }

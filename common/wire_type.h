@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 
 #include "absl/strings/string_view.h"
@@ -13,17 +15,9 @@
 namespace ps {
 
 constexpr absl::string_view ToString(WireType type) {
-  switch (type) {
-    case WireType::kFloat32:
-      return "float32";
-    case WireType::kBfloat16:
-      return "bfloat16";
-    case WireType::kFloat16:
-      return "float16";
-    case WireType::kE3m0:
-      return "e3m0";
-  }
-  return "of an unknown type";
+  constexpr absl::string_view kNames[] = {"float32", "bfloat16", "float16", "e3m0"};
+  const auto number = static_cast<size_t>(type);
+  return number < std::size(kNames) ? kNames[number] : "of an unknown type";
 }
 
 constexpr std::optional<WireType> ParseWireType(absl::string_view name) {
@@ -61,7 +55,7 @@ struct WireFormat {
   WireType weights = WireType::kFloat32;
   bool error_feedback = false;  // This and the next two mean what they mean in JoinReply.
   float error_feedback_decay = 1;
-  float momentum_correction = 0;  // With top_k.
+  float momentum_correction = 0;  // It needs top_k.
   bool weights_delta = false;     // Servers send what has changed of weights.
 
   // Pushes carry each gradient rounded to two bytes, and nothing is kept of what they do not carry.

@@ -94,7 +94,14 @@ def run(lab: Lab) -> Page:
     share = by_mode["samples_per_s"].median() / could(lab)
     table = Table(
         "What is made of what all could do",
-        ["whom to wait for", "samples/s", "of what all could do", "the slow worker's part", "seconds", "test accuracy, %"],
+        [
+            "whom to wait for",
+            "samples/s",
+            "of what all could do",
+            "the slow worker's part",
+            "seconds",
+            "test accuracy, %",
+        ],
     )
     for mode, own in by_mode:
         table.rows.append(
@@ -105,8 +112,8 @@ def run(lab: Lab) -> Page:
     beside = Accuracies("bsp", 2, accuracies)
     quorum = TARGETS[0]
     finding = (
-        f"With one of {WORKERS} workers {SLOWER} times slower, a quorum of 3 uses {share[quorum]:.1%} of what all could "
-        f"do, and a barrier {share['diloco, barrier']:.1%}; its accuracy after as many samples is "
+        f"With one of {WORKERS} workers {SLOWER} times slower, a quorum of 3 uses {share[quorum]:.1%} of what all "
+        f"could do, and a barrier {share['diloco, barrier']:.1%}; its accuracy after as many samples is "
         f"{signed(beside.apart(quorum, 'accuracy').mean, 2)} points from bsp's."
     )
     return Page(

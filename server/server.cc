@@ -28,11 +28,12 @@ constexpr std::chrono::seconds kGap(1);
 constexpr std::chrono::seconds kSayWaiting(10);
 constexpr std::chrono::milliseconds kShutdownGrace(500);
 constexpr std::chrono::seconds kFinishLinger(2);
-constexpr std::chrono::seconds kEndLinger(5);     // For everybody to hear of the end.
+constexpr std::chrono::seconds kEndLinger(5);  // For everybody to hear of the end.
+constexpr std::chrono::milliseconds kLingerLook(5);
 constexpr std::chrono::seconds kAnswerLinger(1);  // For a shard's answer to be sent.
 constexpr std::chrono::milliseconds kRollBackGrace(100);
 constexpr std::chrono::seconds kShutDownLinger(1);  // Who is connecting again learns of a shutdown, too.
-constexpr std::chrono::seconds kLastCheckpoint(8);  // For one before leaving; supervisors kill after 10 s.
+constexpr std::chrono::seconds kLastCheckpoint(8);  // One before leaving may take so long; supervisors kill after 10 s.
 
 int ApplyThreads(int asked) {
   if (asked > 0) return asked;
@@ -152,9 +153,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   PS_RETURN_IF_ERROR(server->JoinChief(stop));
   nlohmann::ordered_json start = StartFields();
   start["mode"] = CanonicalMode(options.mode.name);
-  start["generation"] = server->generation();
+  start["generation"] = server->generation_.load();
   start["flags"] = flags;
-  server->metrics_->Begin(/*append=*/server->restored() || server->lineage_.again, start);
+  server->metrics_->Begin(/*append=*/server->restored_ || server->lineage_.again, start);
   server->health_->SetServing(true);  // It has its place in the job.
   if (server->chief_ != nullptr) server->beat_ = std::thread([self = server.get()] { self->Beat(); });
   server->ticker_ = std::thread([self = server.get()] { self->Tick(); });
@@ -164,7 +165,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
 absl::Status Server::MakeChief(const std::stop_token& stop) {
   ChiefOptions options = MakeChiefOptions(options_);
   if (takes_checkpoints()) PS_RETURN_IF_ERROR(ChooseGeneration(options, stop));
-  SetGeneration(options.generation);
+  generation_ = options.generation;
   chief_ = std::make_unique<Chief>(
       options, [this](v1::Phase phase, const std::string& failure) { End(phase, failure); }, metrics_.get(),
       takes_checkpoints() ? MakeCheckpointCalls() : Chief::CheckpointCalls());
@@ -187,7 +188,7 @@ absl::Status Server::Listen() {
       metrics_.get(), store_.get());
   router_ = std::make_unique<CallRouter>(MakeCallLimits(options_));
   health_ = std::make_unique<HealthService>(*router_);
-  data_service_ = std::make_unique<GrpcDataService>(*shard_, *router_, WaitLimits{}, options_.long_links);
+  data_service_ = std::make_unique<GrpcDataService>(*shard_, *router_, options_.long_links);
   if (shard_options.shared_memory) PS_RETURN_IF_ERROR(ListenLocally());
   HandleShardStatus(*router_, [this] { return ShardStatus(); });
   if (chief_ != nullptr) {
@@ -216,8 +217,7 @@ absl::Status Server::Listen() {
 }
 
 absl::Status Server::ListenLocally() {
-  absl::StatusOr<std::unique_ptr<LocalService>> local =
-      LocalService::Start(*shard_, WaitLimits{}, options_.local_socket);
+  absl::StatusOr<std::unique_ptr<LocalService>> local = LocalService::Start(*shard_, options_.local_socket);
   if (local.ok()) {
     local_service_ = *std::move(local);
   } else if (options_.shared_memory == "require" || !options_.local_socket.empty()) {
@@ -345,14 +345,14 @@ void Server::Linger(v1::Phase phase) {
     lingers = Now() < deadline && !known();
     MutexLock lock(mutex_);
     lingers_ = lingers;
-    if (lingers) changed_.WaitUntil(mutex_, Now() + kTick);
+    if (lingers) changed_.WaitUntil(mutex_, Now() + kLingerLook);
   }
 }
 
 absl::Status Server::Wait() {
   v1::Phase phase = v1::PHASE_UNSPECIFIED;
   std::string failure;
-  bool comes_back = false;  // Or another process in its place.
+  bool comes_back = false;  // Or another process comes in its place.
   {
     MutexLock lock(mutex_);
     const auto ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

@@ -52,8 +52,8 @@ class Server {
   // ends it. UNAVAILABLE if the job goes on as another generation (rolled_back): the process destroys this server, and
   // starts another one.
   absl::Status Wait();
-  // After Wait: whether the writing or reading of a checkpoint that was under way has ended within this time. As long
-  // as it has not, the server cannot be destroyed; where the file system hangs, the process is to end without
+  // Called after Wait. Whether the writing or reading of a checkpoint that was under way has ended within this time. As
+  // long as it has not, the server cannot be destroyed; where the file system hangs, the process is to end without
   // destroying it.
   bool EndDisk(std::chrono::nanoseconds time) { return store_ == nullptr || store_->EndWithin(time); }
   // Bytes of checkpoints that were read and written until now.
@@ -84,16 +84,6 @@ class Server {
   // The checkpoints that this process remembers, or that its own folder has.
   v1::KnownCheckpoints KnownCheckpoints() const;
   void SetLineOf(const v1::View& view);
-  void SetRestored(bool restored);
-  void SetGeneration(uint64_t generation);
-  uint64_t generation() const {
-    MutexLock lock(mutex_);
-    return generation_;
-  }
-  bool restored() const {
-    MutexLock lock(mutex_);
-    return restored_;
-  }
   absl::Status MakeChief(const std::stop_token& stop);
   absl::Status Listen();
   absl::Status ListenLocally();
@@ -136,7 +126,7 @@ class Server {
   }
   // The job has ended at the chief as well, or the connection to the chief has ended.
   void ChiefKnows();
-  // At the job's end: until everybody knows, or the lease is over.
+  // Waits at the job's end until everybody knows, or the lease is over.
   void Linger(v1::Phase phase);
 
   const ServerOptions options_;
@@ -146,15 +136,15 @@ class Server {
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<UnixLock> unix_lock_;     // Where it listens on a Unix socket; outlives the socket.
   std::unique_ptr<CheckpointStore> store_;  // Null: no checkpoints.
-  std::unique_ptr<Chief> chief_;            // On server 0.
+  std::unique_ptr<Chief> chief_;            // Server 0 has one.
   std::unique_ptr<Shard> shard_;
-  std::unique_ptr<Follower> follower_;  // On the others.
+  std::unique_ptr<Follower> follower_;  // The others have one.
   std::unique_ptr<CallRouter> router_;
   std::unique_ptr<HealthService> health_;
   std::unique_ptr<GrpcDataService> data_service_;
   std::unique_ptr<LocalService> local_service_;  // Null: no shared memory.
   std::unique_ptr<grpc::Server> grpc_;
-  std::unique_ptr<Listener> listener_;  // Before grpc_ in its end: it hands connections to it.
+  std::unique_ptr<Listener> listener_;  // It ends before grpc_: it hands connections to it.
   TimePoint say_waiting_at_;            // The ticker's.
   // Only the follower's callbacks use these: whether this generation has a complete checkpoint, the newest one's
   // version, and the folder at the chief.
@@ -169,16 +159,17 @@ class Server {
   bool beating_ ABSL_GUARDED_BY(beat_mutex_) = true;
   Suspensions suspensions_ ABSL_GUARDED_BY(beat_mutex_);
 
+  std::atomic<bool> restored_ = false;  // This generation begins with a checkpoint.
+  std::atomic<uint64_t> generation_ = 0;
+
   mutable Mutex mutex_;
   CondVar changed_;
   bool ticking_ ABSL_GUARDED_BY(mutex_) = true;
-  bool registered_ ABSL_GUARDED_BY(mutex_) = false;  // At the chief, from another server.
+  bool registered_ ABSL_GUARDED_BY(mutex_) = false;  // The chief knows it, on another server.
   std::optional<TimePoint> lost_at_
-      ABSL_GUARDED_BY(mutex_);                     // When the connection to the chief broke, until it is back.
-  bool restored_ ABSL_GUARDED_BY(mutex_) = false;  // This generation begins with a checkpoint.
-  uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
+      ABSL_GUARDED_BY(mutex_);  // When the connection to the chief broke, until it is back.
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
-  bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;  // By an operator.
+  bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;  // An operator did it.
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;   // Once a last checkpoint is taken.
   bool rolled_back_ ABSL_GUARDED_BY(mutex_) = false;
   bool chief_knows_ ABSL_GUARDED_BY(mutex_) = false;  // It is used on other servers.

@@ -57,11 +57,11 @@ absl::Status Server::CheckFlagsAfterNotFinite() const {
   std::map<std::string, std::string> settings = end->settings;
   settings.merge(SharedSettings(ServerOptions()));  // Flags that there were not yet had their defaults.
   if (settings != SharedSettings(options_)) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("--checkpoint_dir=", options_.checkpoint_dir, ": with these flags the job has ended: ", end->reason,
-                   "; change one (--learning_rate, --outer_lr, --clip_norm, --restore=PATH of an "
-                   "earlier checkpoint), begin anew (--restore=none), or remove ",
-                   store_->dir().NotFinitePath(), " if the cause was with the workers, and is mended"));
+  return FailedPrecondition("--checkpoint_dir=", options_.checkpoint_dir,
+                            ": with these flags the job has ended: ", end->reason,
+                            "; change one (--learning_rate, --outer_lr, --clip_norm, --restore=PATH of an "
+                            "earlier checkpoint), begin anew (--restore=none), or remove ",
+                            store_->dir().NotFinitePath(), " if the cause was with the workers, and is mended");
 }
 
 absl::Status Server::ChooseGeneration(ChiefOptions& options, const std::stop_token& stop) {
@@ -90,7 +90,7 @@ absl::Status Server::ChooseGeneration(ChiefOptions& options, const std::stop_tok
         options_.restore, options_.checkpoint_dir);
   }
   const bool was_used = !goes_on && !once && !lineage_.again && WarnOfUsedFolder(entries);
-  SetRestored(goes_on);
+  restored_ = goes_on;
   PS_RETURN_IF_ERROR(JobState::CheckRestored(options));
   PS_ASSIGN_OR_RETURN(const uint64_t generation, NextGeneration(store_->dir(), lineage_, was_used, stop));
   options.generation = lineage_.generation = generation;
@@ -142,7 +142,7 @@ void Server::RecordNotFinite(const std::string& reason) const {
   if (!recorded.ok()) spdlog::warn("{}", Message(recorded));
 }
 
-// Not waited for here, in a callback of gRPC: what this server writes for the generation comes after it.
+// Nothing is waited for here, in a callback of gRPC: what this server writes for the generation comes after it.
 void Server::HearOf(const v1::ChiefUpdate& update) {
   const v1::View& view = update.view();
   if (update.newest_checkpoint() > 0) knows_checkpoints_ = true;
@@ -154,13 +154,13 @@ void Server::HearOf(const v1::ChiefUpdate& update) {
   }
   if (knows_checkpoints_ && !chief_dir_.empty()) {
     lineage_.known_dir = chief_dir_;
-    lineage_.known_generation = update.has_view() ? view.generation() : generation();
+    lineage_.known_generation = update.has_view() ? view.generation() : generation_.load();
     lineage_.known_version = checkpoint_version_;
   }
   if (!update.has_view()) return;
-  if (store_ != nullptr && view.generation() != generation()) SetLineOf(view);
-  SetGeneration(view.generation());
-  if (view.has_restore()) SetRestored(true);
+  if (store_ != nullptr && view.generation() != generation_) SetLineOf(view);
+  generation_ = view.generation();
+  if (view.has_restore()) restored_ = true;
   if (store_ == nullptr || view.generation() <= lineage_.generation) return;
   lineage_.generation = view.generation();
   store_->RecordGeneration(view.generation());
@@ -202,16 +202,6 @@ v1::KnownCheckpoints Server::KnownCheckpoints() const {
     known.set_version(origin->version);
   }
   return known;
-}
-
-void Server::SetRestored(bool restored) {
-  MutexLock lock(mutex_);
-  restored_ = restored;
-}
-
-void Server::SetGeneration(uint64_t generation) {
-  MutexLock lock(mutex_);
-  generation_ = generation;
 }
 
 // ---- When it is over

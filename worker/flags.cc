@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "common/problems.h"
 #include "common/status.h"
-#include "worker/train/options.h"
 
 ABSL_FLAG(std::string, server, "127.0.0.1:5000", "address of the chief (server 0): HOST:PORT or unix:PATH");
 ABSL_FLAG(std::string, job, "default", "name of the job; the same as the servers'");
@@ -107,56 +106,18 @@ absl::StatusOr<int64_t> ParseBatchSize(const std::string& text) {
   if (text == "full") return 0;
   int64_t size = 0;
   if (absl::SimpleAtoi(text, &size) && size >= 1 && size <= kBatchSizeMax) return size;
-  return absl::InvalidArgumentError(
-      absl::StrCat("--batch_size=", text, ": expected 1 to ", kBatchSizeMax, ", or full"));
+  return InvalidArgument("--batch_size=", text, ": expected 1 to ", kBatchSizeMax, ", or full");
 }
 
 absl::StatusOr<bool> ParseOwn(const std::string& text) {
   if (text == "shared" || text == "own") return text == "own";
-  return absl::InvalidArgumentError(absl::StrCat("--data=", text, ": expected shared or own"));
+  return InvalidArgument("--data=", text, ": expected shared or own");
 }
 
 absl::StatusOr<std::optional<uint32_t>> ParseRank(int64_t rank) {
   if (rank == -1) return std::nullopt;
   if (rank >= 0 && rank <= std::numeric_limits<uint32_t>::max()) return static_cast<uint32_t>(rank);
-  return absl::InvalidArgumentError(absl::StrCat("--rank=", rank, ": expected the number of a rank, or -1"));
-}
-
-// What is read as it is. What is wrong with it ValidateWorkerOptions says.
-WorkerOptions ReadPlainFlags() {
-  WorkerOptions options;
-  options.client.server = absl::GetFlag(FLAGS_server);
-  options.client.does_fragments = true;
-  options.client.job = absl::GetFlag(FLAGS_job);
-  options.client.name = absl::GetFlag(FLAGS_name);
-  options.client.shared_memory = absl::GetFlag(FLAGS_shared_memory);
-  options.client.long_links = absl::GetFlag(FLAGS_long_links);
-  options.client.connect_timeout = absl::GetFlag(FLAGS_connect_timeout);
-  options.client.start_timeout = absl::GetFlag(FLAGS_start_timeout);
-  options.rejoin = absl::GetFlag(FLAGS_rejoin);
-  options.decay_biases = absl::GetFlag(FLAGS_decay_biases);
-  options.init_weights = absl::GetFlag(FLAGS_init_weights);
-  options.eval_only = absl::GetFlag(FLAGS_eval_only);
-  options.predict = absl::GetFlag(FLAGS_predict);
-  options.save_weights = absl::GetFlag(FLAGS_save_weights);
-  options.keep_best = absl::GetFlag(FLAGS_keep_best);
-  options.data.dataset = absl::GetFlag(FLAGS_dataset);
-  options.data.data_dir = absl::GetFlag(FLAGS_data_dir);
-  options.data.validation_split = absl::GetFlag(FLAGS_validation_split);
-  options.data.crop = absl::GetFlag(FLAGS_crop);
-  options.data.samples_per_class = absl::GetFlag(FLAGS_samples_per_class);
-  options.epochs = absl::GetFlag(FLAGS_epochs);
-  options.steps = absl::GetFlag(FLAGS_steps);
-  options.eval_every = absl::GetFlag(FLAGS_eval_every);
-  options.seed = options.data.seed = absl::GetFlag(FLAGS_seed);
-  options.shuffle = absl::GetFlag(FLAGS_shuffle);
-  options.overlap = absl::GetFlag(FLAGS_overlap);
-  options.device.device = absl::GetFlag(FLAGS_device);
-  options.device.threads = absl::GetFlag(FLAGS_threads);
-  options.metrics_file = absl::GetFlag(FLAGS_metrics_file);
-  options.pace.step_time = absl::GetFlag(FLAGS_experiment_step_time);
-  options.delayed_pushes = absl::GetFlag(FLAGS_experiment_staleness);
-  return options;
+  return InvalidArgument("--rank=", rank, ": expected the number of a rank, or -1");
 }
 
 // The flags that have no effect because of the values of others. Flags that only some workers of a job use, as the lead
@@ -193,7 +154,38 @@ std::vector<IdleFlag> IdleFlags() {
 }  // namespace
 
 absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags(const CommandLine& line) {
-  WorkerOptions options = ReadPlainFlags();
+  WorkerOptions options;
+  options.client.server = absl::GetFlag(FLAGS_server);
+  options.client.does_fragments = true;
+  options.client.job = absl::GetFlag(FLAGS_job);
+  options.client.name = absl::GetFlag(FLAGS_name);
+  options.client.shared_memory = absl::GetFlag(FLAGS_shared_memory);
+  options.client.long_links = absl::GetFlag(FLAGS_long_links);
+  options.client.connect_timeout = absl::GetFlag(FLAGS_connect_timeout);
+  options.client.start_timeout = absl::GetFlag(FLAGS_start_timeout);
+  options.rejoin = absl::GetFlag(FLAGS_rejoin);
+  options.decay_biases = absl::GetFlag(FLAGS_decay_biases);
+  options.init_weights = absl::GetFlag(FLAGS_init_weights);
+  options.eval_only = absl::GetFlag(FLAGS_eval_only);
+  options.predict = absl::GetFlag(FLAGS_predict);
+  options.save_weights = absl::GetFlag(FLAGS_save_weights);
+  options.keep_best = absl::GetFlag(FLAGS_keep_best);
+  options.data.dataset = absl::GetFlag(FLAGS_dataset);
+  options.data.data_dir = absl::GetFlag(FLAGS_data_dir);
+  options.data.validation_split = absl::GetFlag(FLAGS_validation_split);
+  options.data.crop = absl::GetFlag(FLAGS_crop);
+  options.data.samples_per_class = absl::GetFlag(FLAGS_samples_per_class);
+  options.epochs = absl::GetFlag(FLAGS_epochs);
+  options.steps = absl::GetFlag(FLAGS_steps);
+  options.eval_every = absl::GetFlag(FLAGS_eval_every);
+  options.seed = options.data.seed = absl::GetFlag(FLAGS_seed);
+  options.shuffle = absl::GetFlag(FLAGS_shuffle);
+  options.overlap = absl::GetFlag(FLAGS_overlap);
+  options.device.device = absl::GetFlag(FLAGS_device);
+  options.device.threads = absl::GetFlag(FLAGS_threads);
+  options.metrics_file = absl::GetFlag(FLAGS_metrics_file);
+  options.pace.step_time = absl::GetFlag(FLAGS_experiment_step_time);
+  options.delayed_pushes = absl::GetFlag(FLAGS_experiment_staleness);
   Problems problems;
   problems.Read(ParseRank(absl::GetFlag(FLAGS_rank)), options.client.rank);
   problems.Read(ParseModel(absl::GetFlag(FLAGS_model)), options.model.widths);

@@ -138,8 +138,6 @@ int main(int argc, char** argv) {
     std::cout << "version: " << result->version << "\n";
     if (!result->weights_hash.hash.empty()) std::cout << "weights hash: " << HashText(*result) << "\n";
   }
-  if (const absl::Status written = FlushOutput(); !written.ok()) {
-    return Complain("ps_worker", written, kExitFailed);
-  }
+  if (const absl::Status written = FlushOutput(); !written.ok()) return Complain("ps_worker", written, kExitFailed);
   return result->end_status.ok() ? kExitDone : EndWith(result->end_status);
 }

@@ -128,7 +128,7 @@ absl::Status MakeFolders(const fs::path& path) {
   const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
   if (parent != path) PS_RETURN_IF_ERROR(MakeFolders(parent));
   if (mkdir(path.c_str(), 0777) != 0 && !(errno == EEXIST && IsFolder(path))) {
-    if (errno == EEXIST) return absl::InvalidArgumentError(absl::StrCat(path.string(), ": it is not a folder"));
+    if (errno == EEXIST) return InvalidArgument(path.string(), ": it is not a folder");
     return FileError(path, "making the folder");
   }
   return SyncFolder(parent);
@@ -157,7 +157,7 @@ absl::Status RemoveCheckpoint(const std::string& folder) {
   std::error_code error;
   fs::remove_all(folder, error);
   if (!error || error == std::errc::no_such_file_or_directory) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(folder, ": removing: ", error.message()));
+  return Internal(folder, ": removing: ", error.message());
 }
 
 }  // namespace
@@ -167,7 +167,7 @@ absl::StatusOr<CheckpointDir> CheckpointDir::Open(const std::string& path) {
   const fs::path folder = fs::path(path).lexically_normal() / "";
   const absl::Status made =
       path.empty() ? absl::InvalidArgumentError("the path is empty") : MakeFolders(folder.parent_path());
-  if (!made.ok()) return absl::InvalidArgumentError(absl::StrCat("--checkpoint_dir=", path, ": ", Message(made)));
+  if (!made.ok()) return InvalidArgument("--checkpoint_dir=", path, ": ", Message(made));
   PS_RETURN_IF_ERROR(CheckWritable("checkpoint_dir", path + "/generation"));
   RemoveTemporaryGenerations(path);
   return CheckpointDir(path);
@@ -177,8 +177,8 @@ absl::StatusOr<FileDescriptor> CheckpointDir::Lock(uint32_t shard) const {
   const std::string path = LockPath(shard);
   absl::StatusOr<FileDescriptor> file = LockFile(path);
   if (!absl::IsUnavailable(file.status())) return file;
-  return absl::FailedPreconditionError(
-      absl::StrCat("--checkpoint_dir=", path_, ": another process writes shard ", shard, " there; it holds ", path));
+  return FailedPrecondition("--checkpoint_dir=", path_, ": another process writes shard ", shard, " there; it holds ",
+                            path);
 }
 
 bool CheckpointDir::WasLocked(uint32_t shard) const {
@@ -199,8 +199,7 @@ absl::StatusOr<uint64_t> CheckpointDir::Generation() const {
 
 absl::Status CheckpointDir::RecordGeneration(uint64_t generation, const std::stop_token& stop,
                                              std::chrono::nanoseconds wait) const {
-  const absl::StatusOr<FileDescriptor> lock = AwaitLock(path_ + "/generation.lock", stop, wait);
-  if (!lock.ok()) return lock.status();
+  PS_ASSIGN_OR_RETURN(const FileDescriptor lock, AwaitLock(path_ + "/generation.lock", stop, wait));
   const absl::StatusOr<uint64_t> recorded = Generation();
   if (recorded.ok() && *recorded >= generation) return absl::OkStatus();
   return WriteCheckedJson(path_ + "/generation", {{"generation", generation}}).status();
@@ -255,7 +254,7 @@ absl::StatusOr<std::vector<CheckpointDir::Entry>> CheckpointDir::List() const {
   if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory) {
     return absl::NotFoundError(path_ + ": there is no such folder");
   }
-  if (error) return absl::InternalError(absl::StrCat(path_, ": reading the folder: ", error.message()));
+  if (error) return Internal(path_, ": reading the folder: ", error.message());
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.number > b.number; });
   return entries;
 }
@@ -289,10 +288,9 @@ std::optional<CheckpointDir::Origin> CheckpointDir::OriginOf(const std::string& 
 }
 
 absl::Status CheckpointDir::RemoveThose(const MayRemove& are_old, const MayRemove& may_remove) const {
-  const absl::StatusOr<std::vector<Entry>> entries = List();
-  if (!entries.ok()) return entries.status();
+  PS_ASSIGN_OR_RETURN(const std::vector<Entry> entries, List());
   absl::Status result;
-  for (const Entry& entry : *entries) {
+  for (const Entry& entry : entries) {
     if (are_old(entry) && (!may_remove || may_remove(entry))) result.Update(RemoveCheckpoint(entry.path));
   }
   return result;

@@ -58,8 +58,8 @@ class CheckpointDir {
   static constexpr std::chrono::seconds kLockTime{30};
   absl::Status RecordGeneration(uint64_t generation, const std::stop_token& stop = {},
                                 std::chrono::nanoseconds wait = kLockTime) const;
-  // Above this one and above the recorded one; on disk when this returns, and given to nobody else. For a server that
-  // starts; errors and waits are RecordGeneration's. OUT_OF_RANGE: there is none.
+  // Returns one above this one and above the recorded one; it is on disk then, and given to nobody else. A server that
+  // starts calls it; errors and waits are RecordGeneration's. OUT_OF_RANGE: there is none.
   absl::StatusOr<uint64_t> BeginGeneration(uint64_t above, const std::stop_token& stop = {}) const;
 
   // Tells that a job ended because something was not finite: with the same flags it would end so again.

@@ -61,7 +61,7 @@ JsonFields::JsonFields(const Json& object, std::string place) : object_(object),
 }
 
 void JsonFields::Wrong(const std::string& field, const std::string& what) {
-  if (wrong_.ok()) wrong_ = absl::InvalidArgumentError(absl::StrCat(place_, field, ": ", what));
+  if (wrong_.ok()) wrong_ = InvalidArgument(place_, field, ": ", what);
 }
 
 const Json& JsonFields::Find(const char* field) {
@@ -133,9 +133,7 @@ void JsonFields::Format(uint64_t known) {
 absl::Status JsonFields::End() const {
   if (!wrong_.ok()) return wrong_;
   for (const auto& item : object_.items()) {
-    if (!taken_.contains(item.key())) {
-      return absl::InvalidArgumentError(absl::StrCat(place_, item.key(), ": there is no such field"));
-    }
+    if (!taken_.contains(item.key())) return InvalidArgument(place_, item.key(), ": there is no such field");
   }
   return absl::OkStatus();
 }
@@ -164,18 +162,14 @@ absl::StatusOr<CheckedJson> ParseChecked(const std::string& text) {
 }
 
 absl::StatusOr<std::string> WriteCheckedJson(const std::string& path, const Json& json) {
-  const absl::StatusOr<std::string> text = CheckedText(json);
-  if (!text.ok()) return Annotate(text.status(), path);
-  PS_RETURN_IF_ERROR(WriteFileAtomically(path, {*text}));
-  return text->substr(text->size() - kAfterChecksum.size() - kDigits, kDigits);
+  PS_ASSIGN_OR_RETURN(const std::string text, Annotate(CheckedText(json), path));
+  PS_RETURN_IF_ERROR(WriteFileAtomically(path, {text}));
+  return text.substr(text.size() - kAfterChecksum.size() - kDigits, kDigits);
 }
 
 absl::StatusOr<CheckedJson> ReadCheckedJson(const std::string& path) {
-  const absl::StatusOr<std::string> text = ReadSmallFile(path, kMaxBytes);
-  if (!text.ok()) return text.status();
-  absl::StatusOr<CheckedJson> checked = ParseChecked(*text);
-  if (!checked.ok()) return Annotate(checked.status(), path);
-  return checked;
+  PS_ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(path, kMaxBytes));
+  return Annotate(ParseChecked(text), path);
 }
 
 }  // namespace ps

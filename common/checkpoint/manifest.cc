@@ -19,9 +19,9 @@ using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kFormat = 1;
 
-constexpr const char* kKinds[] = {"weight", "constant", "buffer_lowest", "buffer_mean"};  // By TensorKind.
+constexpr const char* kKinds[] = {"weight", "constant", "buffer_lowest", "buffer_mean"};  // TensorKind is the index.
 
-// With as few digits as tell it from other floats, and not as many as tell it from other doubles.
+// It has as few digits as tell it from other floats, and not as many as tell it from other doubles.
 double Short(float value) { return std::strtod(ExactText(value).c_str(), nullptr); }
 
 Json TensorToJson(const TensorSpec& tensor) {
@@ -55,12 +55,11 @@ absl::StatusOr<TensorSpec> TensorFromJson(const Json& json, size_t number) {
 
 absl::Status ReadTensors(const Json& json, Layout* layout) {
   if (json.size() > kMaxTensors) {
-    return absl::InvalidArgumentError(absl::StrCat("tensors: there are ", json.size(), ", more than ", kMaxTensors));
+    return InvalidArgument("tensors: there are ", json.size(), ", more than ", kMaxTensors);
   }
   for (const Json& item : json) {
-    absl::StatusOr<TensorSpec> tensor = TensorFromJson(item, layout->size());
-    if (!tensor.ok()) return tensor.status();
-    layout->push_back(*std::move(tensor));
+    PS_ASSIGN_OR_RETURN(TensorSpec tensor, TensorFromJson(item, layout->size()));
+    layout->push_back(std::move(tensor));
   }
   return Annotate(ValidateLayout(*layout), "tensors");
 }
@@ -131,11 +130,8 @@ absl::Status WriteManifest(const std::string& folder, const Manifest& manifest) 
 }
 
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
-  const absl::StatusOr<CheckedJson> checked = ReadCheckedJson(ManifestPath(folder));
-  if (!checked.ok()) return checked.status();
-  absl::StatusOr<Manifest> manifest = ManifestFromJson(checked->json);
-  if (!manifest.ok()) return Annotate(manifest.status(), ManifestPath(folder));
-  return manifest;
+  PS_ASSIGN_OR_RETURN(const CheckedJson checked, ReadCheckedJson(ManifestPath(folder)));
+  return Annotate(ManifestFromJson(checked.json), ManifestPath(folder));
 }
 
 }  // namespace ps

@@ -16,19 +16,19 @@ namespace ps {
 
 struct Manifest {
   struct Shard {
-    uint64_t version = 0;  // Of the cut.
-    std::string checksum;  // Of its record file (WriteShardCheckpoint).
+    uint64_t version = 0;  // The cut's.
+    std::string checksum;  // Its record file's (WriteShardCheckpoint).
 
     bool operator==(const Shard&) const = default;
   };
 
   std::string job;
   uint64_t generation = 0;
-  uint64_t number = 0;    // Of the checkpoint.
+  uint64_t number = 0;    // The checkpoint's.
   bool finished = false;  // All workers were done.
   uint32_t num_workers = 0;
   Layout layout;
-  std::vector<Shard> shards;                    // By number.
+  std::vector<Shard> shards;                    // The shard's number is the index.
   std::map<std::string, std::string> settings;  // The flags that all servers share, at that start.
   nlohmann::ordered_json state =
       nlohmann::ordered_json::object();  // The chief's. Its fields are the server's business.

@@ -28,7 +28,7 @@ constexpr uint64_t kShardFormat = 1;
 // A part that the file of values has.
 struct StoredPart {
   struct Values {
-    std::string name;      // In the file.
+    std::string name;      // The tensor's, in the file.
     std::string checksum;  // XXH3-128 of the bytes.
   };
   uint32_t tensor = 0;
@@ -40,7 +40,7 @@ struct StoredPart {
 };
 
 struct ShardRecord {
-  uint64_t bytes = 0;  // Of the file.
+  uint64_t bytes = 0;  // The file's size.
   std::vector<StoredPart> parts;
 };
 
@@ -69,11 +69,6 @@ std::string Unused(std::string name, std::set<std::string>* used) {
   return name;
 }
 
-std::string WeightsName(const TensorSpec& tensor, int64_t first, int64_t elements, std::set<std::string>* used) {
-  const std::string name = PartName(tensor, first, elements);
-  return IsWhole(tensor, first, elements) ? name : Unused(name, used);
-}
-
 std::vector<int64_t> ShapeOf(const TensorSpec& tensor, int64_t first, int64_t elements) {
   return IsWhole(tensor, first, elements) ? tensor.shape : std::vector<int64_t>{elements};
 }
@@ -85,13 +80,14 @@ std::span<const char> Bytes(std::span<const float> values) {
 StoredPart Describe(const ShardPart& part, const Layout& layout, std::set<std::string>* used) {
   const auto elements = static_cast<int64_t>(part.weights.size());
   const std::string name = PartName(layout[part.tensor], part.first, elements);
-  StoredPart stored = {.tensor = part.tensor,
-                       .first = part.first,
-                       .elements = elements,
-                       .skipped = part.skipped,
-                       .weights = {.name = WeightsName(layout[part.tensor], part.first, elements, used),
-                                   .checksum = HexHash(Bytes(part.weights))},
-                       .state = {}};
+  StoredPart stored = {
+      .tensor = part.tensor,
+      .first = part.first,
+      .elements = elements,
+      .skipped = part.skipped,
+      .weights = {.name = IsWhole(layout[part.tensor], part.first, elements) ? name : Unused(name, used),
+                  .checksum = HexHash(Bytes(part.weights))},
+      .state = {}};
   for (size_t k = 0; k < part.state.size(); ++k) {
     stored.state.push_back(
         {.name = Unused(absl::StrCat(name, ".state", k), used), .checksum = HexHash(Bytes(part.state[k]))});
@@ -117,29 +113,27 @@ absl::StatusOr<ShardRecord> WriteValues(const std::string& path, const Layout& l
   std::set<std::string> used;
   for (const TensorSpec& tensor : layout) used.insert(tensor.name);  // Which are the tensors' own.
   for (const ShardPart& part : parts) record.parts.push_back(Describe(part, layout, &used));
-  absl::StatusOr<NewFile> file = NewFile::Create(path);
-  if (!file.ok()) return file.status();
+  PS_ASSIGN_OR_RETURN(NewFile file, NewFile::Create(path));
   const std::string header = SafetensorsHeader(Contents(record, layout), {{"format", "pt"}});
-  PS_RETURN_IF_ERROR(file->Append(header));
+  PS_RETURN_IF_ERROR(file.Append(header));
   record.bytes = header.size();
   for (const ShardPart& part : parts) {
-    PS_RETURN_IF_ERROR(file->Append(Bytes(part.weights)));
-    for (const std::span<const float> state : part.state) PS_RETURN_IF_ERROR(file->Append(Bytes(state)));
+    PS_RETURN_IF_ERROR(file.Append(Bytes(part.weights)));
+    for (const std::span<const float> state : part.state) PS_RETURN_IF_ERROR(file.Append(Bytes(state)));
     record.bytes += part.weights.size_bytes() * (1 + part.state.size());
   }
-  PS_RETURN_IF_ERROR(file->Commit());
+  PS_RETURN_IF_ERROR(file.Commit());
   return record;
 }
 
 absl::StatusOr<SafetensorsFile> OpenValues(const std::string& path, const Layout& layout, const ShardRecord& record) {
-  absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(path);
-  if (!file.ok()) return file.status();
-  if (file->bytes() != record.bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": it has ", file->bytes(), " bytes, and not ", record.bytes));
+  PS_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path));
+  if (file.bytes() != record.bytes) {
+    return InvalidArgument(path, ": it has ", file.bytes(), " bytes, and not ", record.bytes);
   }
   bool floats = true;
-  for (size_t i = 0; i < file->tensors().size(); ++i) floats = floats && file->type(i) == "F32";
-  if (!floats || file->tensors() != Contents(record, layout)) {
+  for (size_t i = 0; i < file.tensors().size(); ++i) floats = floats && file.type(i) == "F32";
+  if (!floats || file.tensors() != Contents(record, layout)) {
     return absl::InvalidArgumentError(path + ": its tensors are not those that its record names");
   }
   return file;
@@ -174,22 +168,17 @@ absl::StatusOr<StoredPart> PartFrom(const Json& json, const std::string& place, 
   if (state.size() > kMaxState) fields.Wrong("state", absl::StrCat("expected at most ", kMaxState));
   PS_RETURN_IF_ERROR(fields.End());
   const auto number = tensors.find(tensor);
-  if (number == tensors.end()) {
-    return absl::InvalidArgumentError(absl::StrCat(place, "tensor: the model has no ", tensor));
-  }
+  if (number == tensors.end()) return InvalidArgument(place, "tensor: the model has no ", tensor);
   part.tensor = number->second;
   if (first >= end || end > static_cast<uint64_t>(layout[part.tensor].elements())) {
-    return absl::InvalidArgumentError(absl::StrCat(place, "tensor ", tensor, " has no elements ", first, " to ", end));
+    return InvalidArgument(place, "tensor ", tensor, " has no elements ", first, " to ", end);
   }
   part.first = static_cast<int64_t>(first);
   part.elements = static_cast<int64_t>(end - first);
-  absl::StatusOr<StoredPart::Values> values = ValuesFrom(weights, absl::StrCat(place, "weights: "), names);
-  if (!values.ok()) return values.status();
-  part.weights = *std::move(values);
+  PS_ASSIGN_OR_RETURN(part.weights, ValuesFrom(weights, absl::StrCat(place, "weights: "), names));
   for (const Json& item : state) {
-    values = ValuesFrom(item, absl::StrCat(place, "state: ", part.state.size(), ": "), names);
-    if (!values.ok()) return values.status();
-    part.state.push_back(*std::move(values));
+    const std::string where = absl::StrCat(place, "state: ", part.state.size(), ": ");
+    PS_ASSIGN_OR_RETURN(part.state.emplace_back(), ValuesFrom(item, where, names));
   }
   return part;
 }
@@ -223,9 +212,8 @@ absl::StatusOr<ShardRecord> ShardRecordFromJson(const Json& json, const Layout& 
   std::set<std::string> names;
   for (const Json& item : parts) {
     const std::string place = absl::StrCat(kPlace, "parts: ", record.parts.size(), ": ");
-    absl::StatusOr<StoredPart> part = PartFrom(item, place, layout, tensors, &names);
-    if (!part.ok()) return part.status();
-    record.parts.push_back(*std::move(part));
+    PS_ASSIGN_OR_RETURN(StoredPart part, PartFrom(item, place, layout, tensors, &names));
+    record.parts.push_back(std::move(part));
   }
   return record;
 }
@@ -248,17 +236,15 @@ absl::StatusOr<RecordFile> ShardFromJson(const Json& json, const Layout& layout)
   const Json& state = fields.Object("state");
   const Json& record = fields.Object("record");
   PS_RETURN_IF_ERROR(fields.End());
-  absl::StatusOr<ShardRecord> read = ShardRecordFromJson(record, layout);
-  if (!read.ok()) return read.status();
+  PS_ASSIGN_OR_RETURN(ShardRecord read, ShardRecordFromJson(record, layout));
   checkpoint.state = state;
-  return RecordFile{.checkpoint = std::move(checkpoint), .record = *std::move(read)};
+  return RecordFile{.checkpoint = std::move(checkpoint), .record = std::move(read)};
 }
 
 absl::Status Compare(const ShardCheckpoint& checkpoint, const Manifest& manifest, uint32_t shard) {
   const auto compare = [](const char* field, uint64_t value, uint64_t expected) {
     if (value == expected) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat(field, ": it is ", value, ", and ", expected, " for the checkpoint's manifest"));
+    return InvalidArgument(field, ": it is ", value, ", and ", expected, " for the checkpoint's manifest");
   };
   PS_RETURN_IF_ERROR(compare("shard", checkpoint.shard, shard));
   PS_RETURN_IF_ERROR(compare("num_shards", checkpoint.num_shards, manifest.shards.size()));
@@ -269,14 +255,12 @@ absl::Status Compare(const ShardCheckpoint& checkpoint, const Manifest& manifest
 absl::StatusOr<RecordFile> ReadRecordFile(const std::string& folder, const Manifest& manifest, uint32_t shard) {
   Check(shard < manifest.shards.size(), "the manifest has this shard");
   const std::string path = PathOf(folder, shard, manifest.shards.size(), ".json");
-  const absl::StatusOr<CheckedJson> checked = ReadCheckedJson(path);
-  if (!checked.ok()) return checked.status();
-  if (checked->checksum != manifest.shards[shard].checksum) {
+  PS_ASSIGN_OR_RETURN(const CheckedJson checked, ReadCheckedJson(path));
+  if (checked.checksum != manifest.shards[shard].checksum) {
     return absl::InvalidArgumentError(path + ": it is of another checkpoint: its checksum is not the manifest's");
   }
-  absl::StatusOr<RecordFile> read = ShardFromJson(checked->json, manifest.layout);
-  if (!read.ok()) return Annotate(read.status(), path);
-  PS_RETURN_IF_ERROR(Annotate(Compare(read->checkpoint, manifest, shard), path));
+  PS_ASSIGN_OR_RETURN(RecordFile read, Annotate(ShardFromJson(checked.json, manifest.layout), path));
+  PS_RETURN_IF_ERROR(Annotate(Compare(read.checkpoint, manifest, shard), path));
   return read;
 }
 
@@ -347,9 +331,8 @@ class Reader {
 
  private:
   absl::Status ReadRecord(uint32_t shard) {
-    absl::StatusOr<RecordFile> read = ReadRecordFile(folder_, manifest_, shard);
-    if (!read.ok()) return read.status();
-    const ShardRecord& record = records_[shard] = std::move(read->record);
+    PS_ASSIGN_OR_RETURN(RecordFile read, ReadRecordFile(folder_, manifest_, shard));
+    const ShardRecord& record = records_[shard] = std::move(read.record);
     for (const StoredPart& part : record.parts) by_tensor_[part.tensor].push_back({.shard = shard, .part = &part});
     for (std::vector<Source>& sources : by_tensor_) {
       std::sort(sources.begin(), sources.end(),
@@ -371,9 +354,8 @@ class Reader {
     for (size_t i = 1; i < sources.size(); ++i) {
       const StoredPart& next = *sources[i].part;
       if (End(*sources[i - 1].part) <= next.first) continue;
-      return absl::InvalidArgumentError(absl::StrCat(Path(sources[i].shard), ": element ", next.first, " of tensor ",
-                                                     manifest_.layout[next.tensor].name, " is also in ",
-                                                     Path(sources[i - 1].shard)));
+      return InvalidArgument(Path(sources[i].shard), ": element ", next.first, " of tensor ",
+                             manifest_.layout[next.tensor].name, " is also in ", Path(sources[i - 1].shard));
     }
     return absl::OkStatus();
   }
@@ -384,15 +366,14 @@ class Reader {
                                        [&](const Source& s) { return End(*s.part) <= wanted.first; });
     for (int64_t at = wanted.first; at < End(wanted); at = End(*source->part), ++source) {
       if (source == sources.end() || source->part->first > at) {
-        return absl::InvalidArgumentError(absl::StrCat(folder_, ": no shard's file has element ", at, " of tensor ",
-                                                       manifest_.layout[wanted.tensor].name));
+        return InvalidArgument(folder_, ": no shard's file has element ", at, " of tensor ",
+                               manifest_.layout[wanted.tensor].name);
       }
       const StoredPart& part = *source->part;
       if (wanted.skipped != nullptr) *wanted.skipped = std::max(*wanted.skipped, part.skipped);
       if (wanted.state.empty() || wanted.state.size() == part.state.size()) continue;
-      return absl::InvalidArgumentError(absl::StrCat(Path(source->shard), ": tensor ", part.weights.name, " has ",
-                                                     part.state.size(), " tensors of optimizer state, and not ",
-                                                     wanted.state.size()));
+      return InvalidArgument(Path(source->shard), ": tensor ", part.weights.name, " has ", part.state.size(),
+                             " tensors of optimizer state, and not ", wanted.state.size());
     }
     return absl::OkStatus();
   }
@@ -400,11 +381,10 @@ class Reader {
   absl::Status ReadShard(uint32_t shard, const ShardRecord& record) const {
     const auto is_wanted = [this](const StoredPart& part) { return !WantedOf(part).empty(); };
     if (std::none_of(record.parts.begin(), record.parts.end(), is_wanted)) return absl::OkStatus();
-    const absl::StatusOr<SafetensorsFile> file = OpenValues(Path(shard), manifest_.layout, record);
-    if (!file.ok()) return file.status();
-    size_t number = 0;  // Of the part's first tensor in the file.
+    PS_ASSIGN_OR_RETURN(const SafetensorsFile file, OpenValues(Path(shard), manifest_.layout, record));
+    size_t number = 0;  // The part's first tensor has it in the file.
     for (const StoredPart& part : record.parts) {
-      if (is_wanted(part)) PS_RETURN_IF_ERROR(ReadPart(*file, number, part));
+      if (is_wanted(part)) PS_RETURN_IF_ERROR(ReadPart(file, number, part));
       number += 1 + part.state.size();
     }
     return absl::OkStatus();
@@ -439,8 +419,7 @@ class Reader {
       Fill(part.tensor, part.first + at, some, target);
     }
     if (hash.Hex() == values.checksum) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat(file.path(), ": tensor ", values.name, " is damaged: its checksum is another one"));
+    return InvalidArgument(file.path(), ": tensor ", values.name, " is damaged: its checksum is another one");
   }
 
   template <typename Target>
@@ -463,8 +442,8 @@ class Reader {
   const std::string& folder_;
   const Manifest& manifest_;
   const Wanted wanted_;
-  std::map<uint32_t, ShardRecord> records_;     // By shard.
-  std::vector<std::vector<Source>> by_tensor_;  // In the order of the elements.
+  std::map<uint32_t, ShardRecord> records_;     // Keyed by shard.
+  std::vector<std::vector<Source>> by_tensor_;  // Each tensor's, in the order of its elements.
 };
 
 }  // namespace
@@ -473,17 +452,15 @@ absl::StatusOr<std::string> WriteShardCheckpoint(const std::string& folder, cons
                                                  const ShardCheckpoint& checkpoint,
                                                  const std::vector<ShardPart>& parts) {
   const std::string values = PathOf(folder, checkpoint.shard, checkpoint.num_shards, ".safetensors");
-  const absl::StatusOr<ShardRecord> record = WriteValues(values, layout, parts);
-  if (!record.ok()) return record.status();
+  PS_ASSIGN_OR_RETURN(const ShardRecord record, WriteValues(values, layout, parts));
   return WriteCheckedJson(PathOf(folder, checkpoint.shard, checkpoint.num_shards, ".json"),
-                          ShardToJson(checkpoint, *record, layout));
+                          ShardToJson(checkpoint, record, layout));
 }
 
 absl::StatusOr<ShardCheckpoint> ReadShardCheckpoint(const std::string& folder, const Manifest& manifest,
                                                     uint32_t shard) {
-  absl::StatusOr<RecordFile> read = ReadRecordFile(folder, manifest, shard);
-  if (!read.ok()) return read.status();
-  return std::move(read->checkpoint);
+  PS_ASSIGN_OR_RETURN(RecordFile read, ReadRecordFile(folder, manifest, shard));
+  return std::move(read.checkpoint);
 }
 
 std::string ShardValuesPath(const std::string& folder, const Manifest& manifest, uint32_t shard) {

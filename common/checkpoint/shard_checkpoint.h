@@ -24,8 +24,8 @@ namespace ps {
 
 // What is to be written; the memory is the caller's.
 struct ShardPart {
-  uint32_t tensor = 0;  // In the layout.
-  int64_t first = 0;    // Of the tensor's elements.
+  uint32_t tensor = 0;  // Its index in the layout.
+  int64_t first = 0;    // Index of its first element in the tensor.
   std::span<const float> weights;
   std::vector<std::span<const float>> state;  // Each as long as the weights. As many in all parts.
   uint64_t skipped = 0;                       // Versions that were made without any gradient of it.

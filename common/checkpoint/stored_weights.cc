@@ -7,7 +7,6 @@
 #include <utility>
 
 #include <spdlog/spdlog.h>
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/checkpoint/checkpoint_dir.h"
 #include "common/checkpoint/shard_checkpoint.h"
@@ -28,12 +27,12 @@ absl::Status CheckSize(const StoredCheckpoint& checkpoint, const std::vector<uin
     std::error_code error;
     const uint64_t bytes = std::filesystem::file_size(path, error);
     if (error == std::errc::no_such_file_or_directory) return absl::NotFoundError(path + ": there is no such file");
-    if (error) return absl::InternalError(absl::StrCat(path, ": ", error.message()));
+    if (error) return Internal(path, ": ", error.message());
     there += bytes;
   }
   if (there >= wanted) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(checkpoint.folder, ": its shards' files have ", there, " bytes, fewer than the weights: ", wanted));
+  return InvalidArgument(checkpoint.folder, ": its shards' files have ", there,
+                         " bytes, fewer than the weights: ", wanted);
 }
 
 absl::StatusOr<std::vector<std::vector<float>>> ReadTensors(const StoredCheckpoint& checkpoint,
@@ -57,32 +56,29 @@ absl::StatusOr<std::vector<std::vector<float>>> ReadTensors(const StoredCheckpoi
 absl::StatusOr<std::vector<std::string>> FoldersIn(const std::string& path) {
   std::error_code error;
   if (std::filesystem::exists(ManifestPath(path), error)) return std::vector<std::string>{path};
-  const absl::StatusOr<std::vector<CheckpointDir::Entry>> entries = CheckpointDir::Existing(path).List();
-  if (!entries.ok()) return entries.status();
+  PS_ASSIGN_OR_RETURN(const std::vector<CheckpointDir::Entry> entries, CheckpointDir::Existing(path).List());
   std::vector<std::string> folders;
-  for (const CheckpointDir::Entry& entry : *entries) {
+  for (const CheckpointDir::Entry& entry : entries) {
     if (entry.complete) folders.push_back(entry.path);
   }
   if (!folders.empty()) return folders;
-  if (!entries->empty()) return absl::NotFoundError(path + ": none of its checkpoints is complete");
+  if (!entries.empty()) return absl::NotFoundError(path + ": none of its checkpoints is complete");
   return absl::NotFoundError(path + ": no complete checkpoint: it has no manifest.json, and no folder of one");
 }
 
 }  // namespace
 
 absl::StatusOr<StoredWeights> ReadStoredWeights(const std::string& path, const ChooseTensors& choose) {
-  const absl::StatusOr<std::vector<std::string>> folders = FoldersIn(path);
-  if (!folders.ok()) return folders.status();
+  PS_ASSIGN_OR_RETURN(const std::vector<std::string> folders, FoldersIn(path));
   absl::Status first;
   std::vector<std::string> problems;
-  for (const std::string& folder : *folders) {
+  for (const std::string& folder : folders) {
     absl::StatusOr<Manifest> manifest = ReadManifest(folder);
     absl::Status problem = manifest.status();
     if (problem.ok()) {
       StoredWeights found = {.checkpoint = {.folder = folder, .manifest = *std::move(manifest)}, .values = {}};
-      const absl::StatusOr<std::vector<uint32_t>> tensors = choose(found.checkpoint);
-      if (!tensors.ok()) return tensors.status();
-      auto values = ReadTensors(found.checkpoint, *tensors);
+      PS_ASSIGN_OR_RETURN(const std::vector<uint32_t> tensors, choose(found.checkpoint));
+      auto values = ReadTensors(found.checkpoint, tensors);
       if (values.ok()) {
         for (const std::string& skipped : problems) spdlog::warn("a checkpoint is skipped: {}", skipped);
         found.values = *std::move(values);

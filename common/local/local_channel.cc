@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/status.h"
 
 namespace ps {
@@ -99,7 +98,7 @@ absl::StatusOr<LocalSocket::Message> LocalChannel::ReceiveFile(TimePoint deadlin
   PS_ASSIGN_OR_RETURN(std::optional<LocalSocket::Message> message, socket_.Receive(deadline));
   if (!message.has_value()) return absl::UnavailableError("the other side of the link has ended");
   if (message->files.size() == 1) return *std::move(message);
-  return absl::InvalidArgumentError(absl::StrCat(message->files.size(), " files where one was expected"));
+  return InvalidArgument(message->files.size(), " files where one was expected");
 }
 
 void LocalChannel::Close() {

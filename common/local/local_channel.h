@@ -64,7 +64,7 @@ class LocalChannel {
   MessageReader reader_;
   MessageRing& incoming_;
   std::atomic<bool> closed_ = false;
-  TimePoint look_at_;  // At the socket, next. The receiver's.
+  TimePoint look_at_;  // The receiver looks at the socket then.
 
   Mutex mutex_;
   MessageWriter writer_ ABSL_GUARDED_BY(mutex_);

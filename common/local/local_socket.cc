@@ -102,8 +102,7 @@ absl::StatusOr<LocalSocket> LocalSocket::Connect(const std::string& address, Tim
     if (Now() >= deadline) return Error(absl::StatusCode::kDeadlineExceeded, address, "nobody accepts the connection");
   }
   fcntl(connected.descriptor(), F_SETFL, O_NONBLOCK);
-  const absl::Status allowed = connected.CheckUser();
-  if (!allowed.ok()) return allowed;
+  PS_RETURN_IF_ERROR(connected.CheckUser());
   return connected;
 }
 
@@ -189,9 +188,7 @@ absl::StatusOr<LocalListener> LocalListener::Listen(const std::string& address) 
   PS_ASSIGN_OR_RETURN(const Address bound, AddressOf(at));
   FileDescriptor file = MakeSocket(SOCK_NONBLOCK);
   if (!file.valid()) return Errno(absl::StatusCode::kResourceExhausted, at, "socket");
-  if (bind(file.get(), bound.get(), bound.size) != 0) {
-    return Errno(absl::StatusCode::kFailedPrecondition, at, "bind");
-  }
+  if (bind(file.get(), bound.get(), bound.size) != 0) return Errno(absl::StatusCode::kFailedPrecondition, at, "bind");
   LocalListener listener(std::move(file), at);
   if (listen(listener.file_.get(), kBacklog) != 0) return Errno(absl::StatusCode::kFailedPrecondition, at, "listen");
   return listener;
@@ -206,8 +203,7 @@ absl::StatusOr<LocalSocket> LocalListener::Accept(TimePoint deadline) {
     FileDescriptor file(accept4(file_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (file.valid()) {
       LocalSocket accepted(std::move(file), address_);
-      const absl::Status allowed = accepted.CheckUser();
-      if (!allowed.ok()) return allowed;
+      PS_RETURN_IF_ERROR(accepted.CheckUser());
       return accepted;
     }
     if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {

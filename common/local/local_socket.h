@@ -34,8 +34,8 @@ class LocalSocket {
 
   LocalSocket() = default;
 
-  // At least one byte, at most kLongest, with at most kMostFiles files, which stay the caller's. UNAVAILABLE: the other
-  // side has closed or has ended; DEADLINE_EXCEEDED: it does not read.
+  // Sends at least one byte, at most kLongest, with at most kMostFiles files, which stay the caller's. UNAVAILABLE: the
+  // other side has closed or has ended; DEADLINE_EXCEEDED: it does not read.
   absl::Status Send(std::string_view text, std::span<const int> files, TimePoint deadline);
   // The next message; nothing: the other side has closed or has ended. DEADLINE_EXCEEDED: there is none;
   // INVALID_ARGUMENT: it breaks these limits, or brings more files than this process may have open.

@@ -9,8 +9,8 @@
 #include <cstring>
 #include <ctime>
 
-#include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {
@@ -67,9 +67,8 @@ absl::Status MessageWriter::Write(std::string_view message) {
   if (held > ring_.capacity()) return absl::InternalError("the reader of a message ring has read what was not written");
   const size_t needed = sizeof(Length) + message.size();
   if (message.size() > ring_.capacity() || RoundUp(needed) > ring_.capacity() - held) {
-    return absl::ResourceExhaustedError(absl::StrCat("no room for a message of ", message.size(),
-                                                     " bytes in a ring of ", ring_.capacity(), " of which ", held,
-                                                     " are taken"));
+    return ResourceExhausted("no room for a message of ", message.size(), " bytes in a ring of ", ring_.capacity(),
+                             " of which ", held, " are taken");
   }
   const auto length = static_cast<Length>(message.size());
   ring_.CopyIn(written_, &length, sizeof(length));
@@ -104,14 +103,14 @@ void Ring(Doorbell& bell) {
   syscall(SYS_futex, Word(bell.rings), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-bool DoorbellWaiter::Rung() {
-  const uint32_t rings = bell_.rings.load(std::memory_order_seq_cst);
+bool MessageReader::Rung() {
+  const uint32_t rings = ring_.header().bell.rings.load(std::memory_order_seq_cst);
   if (rings == seen_) return false;
   seen_ = rings;
   return true;
 }
 
-bool DoorbellWaiter::Look() {
+bool MessageReader::Look() {
   for (int look = 0; look < kPauses; ++look) {
     if (Rung()) return true;
     Pause();
@@ -123,18 +122,19 @@ bool DoorbellWaiter::Look() {
   return false;
 }
 
-bool DoorbellWaiter::Sleep(TimePoint deadline) {
-  bell_.sleeping.store(1, std::memory_order_seq_cst);
+bool MessageReader::Sleep(TimePoint deadline) {
+  Doorbell& bell = ring_.header().bell;
+  bell.sleeping.store(1, std::memory_order_seq_cst);
   bool rung = Rung();
   while (!rung && Now() < deadline) {
-    SleepWhile(bell_.rings, seen_, deadline);
+    SleepWhile(bell.rings, seen_, deadline);
     rung = Rung();
   }
-  bell_.sleeping.store(0, std::memory_order_relaxed);
+  bell.sleeping.store(0, std::memory_order_relaxed);
   return rung;
 }
 
-bool DoorbellWaiter::Wait(TimePoint deadline) {
+bool MessageReader::Wait(TimePoint deadline) {
   const bool rung = Look() || Sleep(deadline);
   yields_ = rung ? kMostYields : std::max(yields_ / 4, kFewestYields);
   return rung;

@@ -37,29 +37,6 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free, "processes share these
 // What was written before is seen by whoever then sees the ring.
 void Ring(Doorbell& bell);
 
-// One side's wait for its bell. Used by one thread.
-class DoorbellWaiter {
- public:
-  // The bell must outlive it.
-  explicit DoorbellWaiter(Doorbell& bell) : bell_(bell) {}
-
-  // Waits until the bell has been rung since the last call. False when `deadline` came first. What must not be missed
-  // is looked for after the call, not before it: a ring while the caller is at work makes the next call return at once.
-  bool Wait(TimePoint deadline);
-
- private:
-  bool Rung();
-  bool Look();
-  bool Sleep(TimePoint deadline);
-
-  static constexpr int kMostYields = 2000;  // About a millisecond, if nobody else wants to run.
-  static constexpr int kFewestYields = 4;
-
-  Doorbell& bell_;
-  int yields_ = kMostYields;  // The next time.
-  uint32_t seen_ = 0;
-};
-
 // Where the ring lies: this header, then its bytes. All zero at first.
 struct MessageRing {
   alignas(64) std::atomic<uint64_t> written = 0;  // By the writer, as is `read` by the reader.
@@ -76,7 +53,7 @@ class RingBytes {
   explicit RingBytes(std::span<uint8_t> memory);
   MessageRing& header() const { return *header_; }
   size_t capacity() const { return data_.size(); }
-  // From this count on, around the end.
+  // The bytes begin at this count, and go on around the end.
   void CopyIn(uint64_t at, const void* from, size_t size) const;
   void CopyOut(uint64_t at, void* to, size_t size) const;
 
@@ -102,19 +79,29 @@ class MessageWriter {
 // Used by one thread at a time.
 class MessageReader {
  public:
-  explicit MessageReader(std::span<uint8_t> memory) : ring_(memory), waiter_(ring_.header().bell) {}
+  explicit MessageReader(std::span<uint8_t> memory) : ring_(memory) {}
 
   // The next message, if there is one. INTERNAL: the writer has broken the rules; it has from then on.
   absl::StatusOr<std::optional<std::string>> Read();
   // There is none now.
   bool empty() const { return ring_.header().written.load(std::memory_order_acquire) == read_; }
-  // Waits for the writer's bell, which also rings without a message. As DoorbellWaiter.
-  bool Wait(TimePoint deadline) { return waiter_.Wait(deadline); }
+  // Waits until the writer's bell, which also rings without a message, has been rung since the last call. False when
+  // `deadline` came first. What must not be missed is looked for after the call, not before it: a ring while the caller
+  // is at work makes the next call return at once.
+  bool Wait(TimePoint deadline);
 
  private:
+  bool Rung();
+  bool Look();
+  bool Sleep(TimePoint deadline);
+
+  static constexpr int kMostYields = 2000;  // About a millisecond, if nobody else wants to run.
+  static constexpr int kFewestYields = 4;
+
   const RingBytes ring_;
-  DoorbellWaiter waiter_;
   uint64_t read_ = 0;
+  int yields_ = kMostYields;  // The next time.
+  uint32_t seen_ = 0;         // Rings.
 };
 
 }  // namespace ps

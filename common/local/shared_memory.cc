@@ -9,8 +9,8 @@
 #include <cerrno>
 #include <cstring>
 
-#include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {
@@ -18,8 +18,8 @@ namespace {
 constexpr int kFixedSize = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 absl::Status Exhausted(const std::string& name, size_t bytes, const char* call) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat("no shared memory for the ", bytes, " bytes of ", name, ": ", call, ": ", std::strerror(errno)));
+  return ResourceExhausted("no shared memory for the ", bytes, " bytes of ", name, ": ", call, ": ",
+                           std::strerror(errno));
 }
 
 }  // namespace
@@ -44,11 +44,11 @@ absl::StatusOr<SharedMemory> SharedMemory::Attach(const std::string& name, FileD
   struct statfs system = {};
   const bool ordinary_pages = fstatfs(file.get(), &system) == 0 && system.f_type == TMPFS_MAGIC;
   if (seals < 0 || (seals & kFixedSize) != kFixedSize || !ordinary_pages) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " is not shared memory of a fixed size"));
+    return InvalidArgument(name, " is not shared memory of a fixed size");
   }
   struct stat status = {};
   if (fstat(file.get(), &status) != 0 || status.st_size < 0 || static_cast<size_t>(status.st_size) != bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " has ", status.st_size, " bytes; expected ", bytes));
+    return InvalidArgument(name, " has ", status.st_size, " bytes; expected ", bytes);
   }
   absl::StatusOr<SharedMemory> memory = Map(name, std::move(file), bytes, access);
   if (memory.ok()) memory->file_.Close();  // The mapping stays.
@@ -60,9 +60,7 @@ absl::StatusOr<SharedMemory> SharedMemory::Map(const std::string& name, FileDesc
   const int protection = access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
   void* const at = mmap(nullptr, bytes, protection, MAP_SHARED, file.get(), 0);
   if (at != MAP_FAILED) return SharedMemory(std::move(file), {static_cast<uint8_t*>(at), bytes});
-  if (errno == EPERM || errno == EACCES) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " may not be mapped for writing"));
-  }
+  if (errno == EPERM || errno == EACCES) return InvalidArgument(name, " may not be mapped for writing");
   return Exhausted(name, bytes, "mmap");
 }
 

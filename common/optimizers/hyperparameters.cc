@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/status.h"
 #include "common/text.h"
 
 namespace ps {
@@ -45,7 +46,7 @@ std::string HyperparameterInfo::Help() const {
 
 absl::Status HyperparameterInfo::Check(const Hyperparameters& values) const {
   if (range.Contains(values.*field)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", values.*field, ": expected ", range.ToString()));
+  return InvalidArgument("--", flag, "=", values.*field, ": expected ", range.ToString());
 }
 
 const std::vector<HyperparameterInfo>& HyperparameterTable() {

@@ -49,7 +49,7 @@ struct HyperparameterInfo {
   HyperparameterRange range;
   std::vector<std::string> optimizers;    // That use it; empty: all do.
   std::map<std::string, float> defaults;  // By optimizer, where it is not the value in Hyperparameters{}.
-  std::string meaning;                    // For the help.
+  std::string meaning;                    // The help says it.
   bool may_change = true;                 // While a job runs.
 
   bool UsedBy(const std::string& optimizer) const;

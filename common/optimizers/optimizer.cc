@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {
@@ -48,7 +49,7 @@ absl::StatusOr<std::unique_ptr<Optimizer>> MakeOptimizer(const std::string& name
   for (const OptimizerEntry& entry : kOptimizers) {
     if (name == entry.name) return entry.make();
   }
-  return absl::InvalidArgumentError(absl::StrCat("--optimizer=", name, ": expected ", OptimizerChoices()));
+  return InvalidArgument("--optimizer=", name, ": expected ", OptimizerChoices());
 }
 
 }  // namespace ps

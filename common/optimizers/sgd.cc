@@ -8,9 +8,7 @@ struct SgdKernel {
   PS_KERNEL void Run(size_t elements, const float* gradient, const float* weights, float* new_weights, float rate,
                      float decay) {
 #pragma omp simd
-    for (size_t i = 0; i < elements; ++i) {
-      new_weights[i] = weights[i] - rate * (gradient[i] + decay * weights[i]);
-    }
+    for (size_t i = 0; i < elements; ++i) new_weights[i] = weights[i] - rate * (gradient[i] + decay * weights[i]);
   }
 };
 

@@ -45,6 +45,7 @@ class ClientOptions:
     experiment: dict[str, str]
     samples_per_epoch: int
     counts_steps: bool
+    does_fragments: bool
     optimizer: OptimizerSettings | None
     def set_times(self, connect_timeout: float, start_timeout: float, notice_every: float, /) -> None: ...
 
@@ -55,6 +56,7 @@ class PushInfo:
     samples: int
     passed: int | None
     learning_rate: float | None
+    tensors: list[int]
     skip_not_finite: bool
     is_difference: bool
 
@@ -109,6 +111,14 @@ class LocalSteps:
     def average_every_epochs(self) -> float: ...
     @property
     def alpha(self) -> float: ...
+    @property
+    def fragments(self) -> list[list[int]]:
+        """Push s carries the tensors of fragment s mod len alone; empty: all of them. `steps` is from push to push."""
+
+    @property
+    def overlap(self) -> int: ...
+    @property
+    def mix(self) -> float: ...
     @property
     def optimizer(self) -> str: ...
     @property

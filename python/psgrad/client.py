@@ -239,6 +239,7 @@ class Client:
         experiment: Mapping[str, str] | None = None,
         samples_per_epoch: int = 0,
         counts_steps: bool = False,
+        does_fragments: bool = False,
         connect_timeout: float = 30.0,
         start_timeout: float = 600.0,
         notice_every: float = 10.0,
@@ -249,9 +250,10 @@ class Client:
         ``rank`` claims one; else it is the lowest that is free. A live worker of the same ``name`` is replaced.
         ``experiment``: settings that all workers must share. ``samples_per_epoch``: of the training split, for
         schedules in epochs. ``counts_steps``: each push counts for 1 sample, whatever it was computed on, so that no
-        schedule can count samples. Raises Refused, naming what differs, where model, settings or optimizer are not
-        the job's; Unavailable if the servers are not reached within ``connect_timeout``, or others have not joined
-        within ``start_timeout``; JobFailed; ValueError for what cannot be.
+        schedule can count samples. ``does_fragments``: the caller does what ``local_steps`` says of fragments, overlap
+        and mix; else a job that asks for them refuses it. Raises Refused, naming what differs, where model, settings or
+        optimizer are not the job's; Unavailable if the servers are not reached within ``connect_timeout``, or others
+        have not joined within ``start_timeout``; JobFailed; ValueError for what cannot be.
         """
         if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < 2**32):
             raise ValueError(f"rank={rank!r}: a whole number from 0 to {2**32 - 1} is expected")
@@ -267,6 +269,7 @@ class Client:
         options.experiment = dict(experiment or {})
         options.samples_per_epoch = samples_per_epoch
         options.counts_steps = counts_steps
+        options.does_fragments = does_fragments
         if optimizer is not None:
             options.optimizer = _core.OptimizerSettings(
                 optimizer.optimizer,
@@ -444,6 +447,7 @@ class Client:
         skip_not_finite: bool = False,
         difference: bool = False,
         deferred: bool = False,
+        tensors: Sequence[int] = (),
     ) -> Exchange:
         """Begins a push of ``gradients`` (None: only a pull) and a pull into ``weights`` (None: only a push).
 
@@ -458,6 +462,8 @@ class Client:
         that this push makes; rank 0's counts. ``skip_not_finite``: a push whose gradient is not finite becomes an
         empty contribution (Result.skipped names the tensor) instead of an error. ``difference``: what is pushed are
         differences of weights. ``deferred``: each gradient is sent once its ``ready`` (or ``absent``) is called.
+        ``tensors``: unless empty, the push carries these tensors alone, and the pull brings them alone: their indices
+        in the layout, ascending (LocalSteps.fragments). Entries of others may be None; servers leave them as they are.
 
         If the job is rolled back meanwhile, the result has no ``answers``. ValueError, where versions are exact, for a
         first push after it that is not of the step ``rolled_back_to``.
@@ -477,6 +483,7 @@ class Client:
         push.learning_rate = learning_rate
         push.skip_not_finite = skip_not_finite
         push.is_difference = difference
+        push.tensors = list(tensors)
         prepared = self._prepare(weights, True, "weights")
         generation = self._core
         core = generation.begin(push, self._prepare(gradients, False, "gradients"), prepared, deferred)

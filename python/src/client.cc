@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/status.h"
 #include "common/sync.h"
 #include "ps/client.h"
 #include "python/src/calls.h"
@@ -48,8 +49,8 @@ class Notices {
 // Raises in a process that was forked from the client's: its threads are not there, and a wait would have no end.
 void CheckProcess(pid_t owner) {
   if (getpid() == owner) return;
-  Raise(absl::InternalError(absl::StrCat("this client belongs to process ", owner, ", and this is process ", getpid(),
-                                         ", which was forked from it; it needs a client of its own")));
+  Raise(Internal("this client belongs to process ", owner, ", and this is process ", getpid(),
+                 ", which was forked from it; it needs a client of its own"));
 }
 
 // An exchange and the memory that it uses.
@@ -354,6 +355,7 @@ void DefineSettings(nb::module_& module) {
       .def_rw("experiment", &ClientOptions::experiment)
       .def_rw("samples_per_epoch", &ClientOptions::samples_per_epoch)
       .def_rw("counts_steps", &ClientOptions::counts_steps)
+      .def_rw("does_fragments", &ClientOptions::does_fragments)
       .def_rw("optimizer", &ClientOptions::optimizer)
       .def("set_times", [](ClientOptions& self, double connect_timeout, double start_timeout, double notice_every) {
         self.connect_timeout = absl::Seconds(connect_timeout);
@@ -368,6 +370,7 @@ void DefineSettings(nb::module_& module) {
       .def_rw("samples", &PushInfo::samples)
       .def_rw("passed", &PushInfo::passed)
       .def_rw("learning_rate", &PushInfo::learning_rate)
+      .def_rw("tensors", &PushInfo::tensors)
       .def_rw("skip_not_finite", &PushInfo::skip_not_finite)
       .def_prop_rw(
           "is_difference",
@@ -407,6 +410,9 @@ void DefineResults(nb::module_& module) {
       .def_ro("average_every_steps", &LocalSteps::average_every_steps)
       .def_ro("average_every_epochs", &LocalSteps::average_every_epochs)
       .def_ro("alpha", &LocalSteps::alpha)
+      .def_ro("fragments", &LocalSteps::fragments)
+      .def_ro("overlap", &LocalSteps::overlap)
+      .def_ro("mix", &LocalSteps::mix)
       .def_ro("optimizer", &LocalSteps::optimizer)
       .def_ro("clip_value", &LocalSteps::clip_value)
       .def_ro("clip_tensor_norm", &LocalSteps::clip_tensor_norm)

@@ -1,9 +1,9 @@
 // How far ranks have come, in a cut: see Cut in ps.proto.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <map>
-#include <tuple>
 
 #include <google/protobuf/repeated_ptr_field.h>
 #include "ps/v1/ps.pb.h"
@@ -15,13 +15,10 @@ struct CutStep {
   uint64_t incarnation = 0;
   uint64_t next_step = 0;
 
-  bool operator==(const CutStep&) const = default;
-  bool operator<(const CutStep& other) const {
-    return std::tie(incarnation, next_step) < std::tie(other.incarnation, other.next_step);
-  }
+  auto operator<=>(const CutStep&) const = default;
 };
 
-// By rank. A rank that has pushed nothing yet is not among them.
+// The key is the rank. A rank that has pushed nothing yet is not among them.
 using CutSteps = std::map<uint32_t, CutStep>;
 
 inline CutSteps FromProto(const google::protobuf::RepeatedPtrField<v1::RankStep>& messages) {

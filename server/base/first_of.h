@@ -1,4 +1,4 @@
-// Lists of ranks in messages: a job may have hundreds, and who waits for one of them sees the first few.
+// Lists of ranks and shards. Messages name the first few: a job may have hundreds.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +11,16 @@
 #include "absl/strings/str_join.h"
 
 namespace ps {
+
+// The numbers below `count` for which this holds, ascending.
+template <typename Holds>
+std::vector<uint32_t> NumbersWhere(size_t count, Holds holds) {
+  std::vector<uint32_t> numbers;
+  for (uint32_t number = 0; number < count; ++number) {
+    if (holds(number)) numbers.push_back(number);
+  }
+  return numbers;
+}
 
 inline constexpr size_t kNamed = 4;
 

@@ -14,22 +14,8 @@
 
 namespace ps {
 
-// Says, while it lives, that this thread does an action of some outbox.
-class OutboxThread {
- public:
-  OutboxThread() : was_(std::exchange(Flag(), true)) {}
-  ~OutboxThread() { Flag() = was_; }
-  OutboxThread(const OutboxThread&) = delete;
-  OutboxThread& operator=(const OutboxThread&) = delete;
-  static bool busy() { return Flag(); }
-
- private:
-  static bool& Flag() {
-    thread_local bool busy = false;
-    return busy;
-  }
-  const bool was_;
-};
+// Whether this thread does an action of some outbox.
+inline thread_local bool in_outbox = false;
 
 // An action is a value that says what is to be done; its owner does it (`perform`), and says what each action means.
 //
@@ -71,7 +57,7 @@ class Outbox {
   bool MayDrain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (has_next_) return false;  // The one that waits does them.
     if (!draining_) return true;
-    if (done_ < kMostInARow || OutboxThread::busy()) return false;
+    if (done_ < kMostInARow || in_outbox) return false;
     has_next_ = true;
     while (draining_) ended_.Wait(mutex_);
     has_next_ = false;
@@ -84,11 +70,10 @@ class Outbox {
       std::optional<Action> action = std::move(actions_.front());
       actions_.pop_front();
       mutex_.Unlock();
-      {
-        const OutboxThread in_action;
-        perform_(*action);
-        action.reset();
-      }
+      const bool was = std::exchange(in_outbox, true);
+      perform_(*action);
+      action.reset();
+      in_outbox = was;
       mutex_.Lock();
     }
     draining_ = false;

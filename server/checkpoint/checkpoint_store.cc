@@ -52,11 +52,9 @@ std::vector<ShardPart> PartsOf(const Snapshot& snapshot) {
 
 absl::StatusOr<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(const std::string& path, uint32_t shard,
                                                                        uint32_t num_shards) {
-  absl::StatusOr<CheckpointDir> dir = CheckpointDir::Open(path);
-  if (!dir.ok()) return dir.status();
-  absl::StatusOr<FileDescriptor> lock = dir->Lock(shard);
-  if (!lock.ok()) return lock.status();
-  return std::unique_ptr<CheckpointStore>(new CheckpointStore(*std::move(dir), *std::move(lock), shard, num_shards));
+  PS_ASSIGN_OR_RETURN(CheckpointDir dir, CheckpointDir::Open(path));
+  PS_ASSIGN_OR_RETURN(FileDescriptor lock, dir.Lock(shard));
+  return std::unique_ptr<CheckpointStore>(new CheckpointStore(std::move(dir), std::move(lock), shard, num_shards));
 }
 
 void CheckpointStore::Write(Part part, std::function<void(v1::CheckpointWritten)> written) {
@@ -113,25 +111,24 @@ void CheckpointStore::Read(v1::Restore restore, std::vector<WantedPart> wanted,
 absl::StatusOr<CheckpointStore::Loaded> CheckpointStore::ReadPart(const v1::Restore& restore,
                                                                   const std::vector<WantedPart>& wanted) const {
   const auto json = nlohmann::ordered_json::parse(restore.manifest(), nullptr, /*allow_exceptions=*/false);
-  const absl::StatusOr<Manifest> manifest = ManifestFromJson(json);
-  if (!manifest.ok()) return Annotate(manifest.status(), "the chief's manifest");
-  const uint32_t source = manifest->shards.size() == num_shards_ ? shard_ : 0;
-  // In the common folder, or in this server's own.
+  PS_ASSIGN_OR_RETURN(const Manifest manifest, Annotate(ManifestFromJson(json), "the chief's manifest"));
+  const uint32_t source = manifest.shards.size() == num_shards_ ? shard_ : 0;
+  // The part is in the common folder, or in this server's own.
   std::string folder = restore.path();
-  absl::StatusOr<ShardCheckpoint> checkpoint = ReadShardCheckpoint(folder, *manifest, source);
+  absl::StatusOr<ShardCheckpoint> checkpoint = ReadShardCheckpoint(folder, manifest, source);
   if (absl::IsNotFound(checkpoint.status())) {
     const absl::Status first = checkpoint.status();
     folder = dir_.PathOf(restore.number());
-    checkpoint = ReadShardCheckpoint(folder, *manifest, source);
+    checkpoint = ReadShardCheckpoint(folder, manifest, source);
     if (absl::IsNotFound(checkpoint.status())) {
-      return absl::NotFoundError(absl::StrCat(
+      return NotFound(
           Message(first), ", and not in ", dir_.path(),
-          ": another number of servers, or a server on another host, needs a --checkpoint_dir that all share"));
+          ": another number of servers, or a server on another host, needs a --checkpoint_dir that all share");
     }
   }
   if (!checkpoint.ok()) return checkpoint.status();
-  PS_RETURN_IF_ERROR(ReadParts(folder, *manifest, wanted, source));
-  return Loaded{.version = checkpoint->version, .state = std::move(checkpoint->state), .settings = manifest->settings};
+  PS_RETURN_IF_ERROR(ReadParts(folder, manifest, wanted, source));
+  return Loaded{.version = checkpoint->version, .state = std::move(checkpoint->state), .settings = manifest.settings};
 }
 
 void CheckpointStore::Keep(uint64_t from, uint64_t newest) {

@@ -40,20 +40,18 @@ absl::Status CheckSameJob(const Manifest& manifest, const ServerOptions& options
     differences.push_back(absl::StrCat("--", flag, "=", ours->second, " (the checkpoint's is ", stored, ")"));
   }
   if (differences.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(path, ": ", absl::StrJoin(differences, ", "),
-                                                    "; give the same, another --checkpoint_dir, or --restore=none"));
+  return FailedPrecondition(path, ": ", absl::StrJoin(differences, ", "),
+                            "; give the same, another --checkpoint_dir, or --restore=none");
 }
 
 absl::StatusOr<RestoredJob> ReadRestored(const std::string& path) {
-  absl::StatusOr<Manifest> manifest = ReadManifest(path);
-  if (!manifest.ok()) return manifest.status();
   RestoredJob restored;
   restored.path = path;
-  const absl::StatusOr<nlohmann::ordered_json> job = ObjectIn(manifest->state, "job");
-  if (!job.ok()) return Annotate(job.status(), path);
-  PS_RETURN_IF_ERROR(Annotate(JsonToMessage(*job, &restored.job), absl::StrCat(path, ": state.job")));
-  if (manifest->state.contains("runs")) restored.runs = manifest->state["runs"];
-  restored.manifest = *std::move(manifest);
+  PS_ASSIGN_OR_RETURN(restored.manifest, ReadManifest(path));
+  nlohmann::ordered_json& state = restored.manifest.state;
+  PS_ASSIGN_OR_RETURN(const nlohmann::ordered_json job, Annotate(ObjectIn(state, "job"), path));
+  PS_RETURN_IF_ERROR(Annotate(JsonToMessage(job, &restored.job), absl::StrCat(path, ": state.job")));
+  if (state.contains("runs")) restored.runs = state["runs"];
   return restored;
 }
 
@@ -88,15 +86,14 @@ absl::StatusOr<std::shared_ptr<RestoredJob>> Newest(const absl::StatusOr<std::ve
     problems.resize(kSay);
     problems.push_back(absl::StrCat("nor can ", older, " older ", older == 1 ? "one" : "ones"));
   }
-  return absl::FailedPreconditionError(absl::StrCat("--restore=", options.restore, ": no checkpoint can be restored: ",
-                                                    absl::StrJoin(problems, "; "), "; ", kBeginAnew));
+  return FailedPrecondition("--restore=", options.restore,
+                            ": no checkpoint can be restored: ", absl::StrJoin(problems, "; "), "; ", kBeginAnew);
 }
 
 absl::StatusOr<std::vector<std::string>> CompleteIn(const CheckpointDir& dir, uint64_t from) {
-  const absl::StatusOr<std::vector<CheckpointDir::Entry>> entries = dir.List();
-  if (!entries.ok()) return entries.status();
+  PS_ASSIGN_OR_RETURN(const std::vector<CheckpointDir::Entry> entries, dir.List());
   std::vector<std::string> paths;
-  for (const CheckpointDir::Entry& entry : *entries) {
+  for (const CheckpointDir::Entry& entry : entries) {
     if (entry.complete && entry.number >= from) paths.push_back(entry.path);
   }
   return paths;
@@ -106,9 +103,7 @@ absl::StatusOr<std::vector<std::string>> CompleteIn(const CheckpointDir& dir, ui
 absl::StatusOr<std::vector<std::string>> PathsOf(const std::string& path) {
   std::error_code error;
   if (std::filesystem::exists(ManifestPath(path), error)) return std::vector<std::string>{path};
-  if (!std::filesystem::is_directory(path, error)) {
-    return absl::NotFoundError(absl::StrCat("--restore=", path, ": there is no such folder"));
-  }
+  if (!std::filesystem::is_directory(path, error)) return NotFound("--restore=", path, ": there is no such folder");
   return CompleteIn(CheckpointDir::Existing(path), 0);
 }
 
@@ -128,19 +123,15 @@ absl::StatusOr<std::shared_ptr<const RestoredJob>> ChooseRestored(const ServerOp
   const bool only_own = named || how == "none";
   std::shared_ptr<RestoredJob> found;
   if (!only_own || lineage.again) {
-    auto own = Newest(CompleteIn(dir, only_own ? lineage.first_number : 0), options, lineage);
-    if (!own.ok()) return own.status();
-    found = *std::move(own);
+    PS_ASSIGN_OR_RETURN(found, Newest(CompleteIn(dir, only_own ? lineage.first_number : 0), options, lineage));
   }
   if (found == nullptr && named) {
-    auto given = Newest(PathsOf(how), options, lineage);
-    if (!given.ok()) return given.status();
-    found = *std::move(given);
+    PS_ASSIGN_OR_RETURN(found, Newest(PathsOf(how), options, lineage));
     if (found != nullptr) found->is_own = false;
   }
   if (found == nullptr && (named || how == "latest" || !lineage.damaged.empty())) {
-    return absl::NotFoundError(absl::StrCat("--restore=", how, ": there is no checkpoint in ", named ? how : dir.path(),
-                                            " that can be restored"));
+    return NotFound("--restore=", how, ": there is no checkpoint in ", named ? how : dir.path(),
+                    " that can be restored");
   }
   return found;
 }
@@ -148,11 +139,10 @@ absl::StatusOr<std::shared_ptr<const RestoredJob>> ChooseRestored(const ServerOp
 absl::StatusOr<uint64_t> NextGeneration(const CheckpointDir& dir, const Lineage& lineage, bool new_line,
                                         const std::stop_token& stop) {
   const absl::StatusOr<uint64_t> recorded = dir.Generation();
-  const absl::StatusOr<std::vector<CheckpointDir::Entry>> entries = dir.List();
-  if (!entries.ok()) return entries.status();
+  PS_ASSIGN_OR_RETURN(const std::vector<CheckpointDir::Entry> entries, dir.List());
   uint64_t last = std::max(recorded.ok() ? *recorded : 0, lineage.generation);
   const bool is_known = last > 0 && !new_line;
-  for (const CheckpointDir::Entry& entry : *entries) {
+  for (const CheckpointDir::Entry& entry : entries) {
     const absl::StatusOr<Manifest> manifest = ReadManifest(entry.path);
     if (manifest.ok()) last = std::max(last, manifest->generation);
   }

@@ -13,7 +13,6 @@
 #include "ps/v1/checkpoint.pb.h"
 #include "server/base/lineage.h"
 #include "server/config/options.h"
-#include "server/config/settings.h"
 
 namespace ps {
 
@@ -22,7 +21,7 @@ struct RestoredJob {
   std::string path;    // Its folder.
   bool is_own = true;  // It is in the job's own folder.
   v1::SavedJob job;
-  nlohmann::ordered_json runs;  // As RunDealer saves them; null: none were handed out.
+  nlohmann::ordered_json runs;  // RunDealer has saved them; null: none were handed out.
 };
 
 // The state that a manifest has of the chief.

@@ -5,7 +5,6 @@
 
 #include <google/protobuf/util/json_util.h>
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/optimizers/hyperparameters.h"
 #include "common/proto_values.h"
@@ -19,9 +18,7 @@ namespace {
 absl::StatusOr<HyperparameterValues> KnownValues(const HyperparameterMessages& messages) {
   const HyperparameterValues known = AllValues(Hyperparameters());
   for (const v1::Hyperparameter& message : messages) {
-    if (!known.contains(message.name())) {
-      return absl::InvalidArgumentError(absl::StrCat("hyperparameters: ", message.name(), " is unknown"));
-    }
+    if (!known.contains(message.name())) return InvalidArgument("hyperparameters: ", message.name(), " is unknown");
   }
   return FromProto(messages);
 }
@@ -53,7 +50,7 @@ absl::Status JsonToMessage(const nlohmann::ordered_json& json, google::protobuf:
 absl::StatusOr<nlohmann::ordered_json> ObjectIn(const nlohmann::ordered_json& json, const std::string& field) {
   const auto found = json.is_object() ? json.find(field) : json.end();
   if (!json.is_object() || found == json.end() || !found->is_object()) {
-    return absl::InvalidArgumentError(absl::StrCat("state.", field, ": expected an object"));
+    return InvalidArgument("state.", field, ": expected an object");
   }
   return *found;
 }
@@ -97,21 +94,15 @@ absl::StatusOr<RestoredShard> RestoreShard(const v1::SavedShard& saved, const Hy
                             .runs = push.runs()});
   }
   HyperparameterTimeline::Saved& timeline = restored.updater.timeline;
-  const absl::StatusOr<HyperparameterValues> values = KnownValues(saved.hyperparameters());
-  if (!values.ok()) return values.status();
-  timeline.made_with = Changed(flags, *values);
+  PS_ASSIGN_OR_RETURN(const HyperparameterValues values, KnownValues(saved.hyperparameters()));
+  timeline.made_with = Changed(flags, values);
   if (saved.has_told_learning_rate()) timeline.told = saved.told_learning_rate();
-  const absl::StatusOr<Schedule> schedule = FromProto(saved.schedule());
-  if (!schedule.ok()) return Annotate(schedule.status(), "schedule");
-  timeline.schedule = *schedule;
+  PS_ASSIGN_OR_RETURN(timeline.schedule, Annotate(FromProto(saved.schedule()), "schedule"));
   for (const v1::SavedShard::Change& change : saved.changes()) {
-    const absl::StatusOr<HyperparameterValues> changed = KnownValues(change.values());
-    if (!changed.ok()) return changed.status();
-    timeline.pending.push_back({.version = change.version(), .values = *changed});
+    PS_ASSIGN_OR_RETURN(const HyperparameterValues changed, KnownValues(change.values()));
+    timeline.pending.push_back({.version = change.version(), .values = changed});
     if (!change.has_schedule()) continue;
-    const absl::StatusOr<Schedule> next = FromProto(change.schedule());
-    if (!next.ok()) return Annotate(next.status(), "schedule");
-    timeline.pending.back().schedule = *next;
+    PS_ASSIGN_OR_RETURN(timeline.pending.back().schedule, Annotate(FromProto(change.schedule()), "schedule"));
   }
   restored.updater.position = saved.position();
   restored.updater.dropped_samples = saved.dropped_samples();

@@ -16,7 +16,7 @@
 
 namespace ps {
 
-// In protobuf's JSON form.
+// This is protobuf's JSON form.
 nlohmann::ordered_json MessageToJson(const google::protobuf::Message& message);
 // INVALID_ARGUMENT for anything else.
 absl::Status JsonToMessage(const nlohmann::ordered_json& json, google::protobuf::Message* message);

@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/check.h"
+#include "common/status.h"
+#include "server/base/first_of.h"
 
 namespace ps {
 
@@ -24,10 +26,7 @@ uint64_t CheckpointRounds::Begin() {
 
 std::string CheckpointRounds::WaitingFor() const {
   if (idle()) return "";
-  std::vector<uint32_t> missing;
-  for (uint32_t shard = 0; shard < num_shards_; ++shard) {
-    if (!written_[shard].has_value()) missing.push_back(shard);
-  }
+  const auto missing = NumbersWhere(num_shards_, [this](uint32_t shard) { return !written_[shard].has_value(); });
   if (missing.empty()) return "its manifest";
   return absl::StrCat(missing.size() == 1 ? "shard " : "shards ", absl::StrJoin(missing, ", "));
 }
@@ -35,9 +34,7 @@ std::string CheckpointRounds::WaitingFor() const {
 std::optional<absl::StatusOr<std::vector<v1::CheckpointWritten>>> CheckpointRounds::OnWritten(
     uint32_t shard, const v1::CheckpointWritten& written) {
   if (number_ != written.number() || shard >= num_shards_) return std::nullopt;
-  if (!written.failure().empty()) {
-    return absl::InternalError(absl::StrCat("shard ", shard, ": ", written.failure()));
-  }
+  if (!written.failure().empty()) return Internal("shard ", shard, ": ", written.failure());
   written_[shard] = written;
   if (std::any_of(written_.begin(), written_.end(), [](const auto& each) { return !each.has_value(); })) return {};
   std::vector<v1::CheckpointWritten> all;

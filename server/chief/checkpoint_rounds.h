@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "ps/v1/ps.pb.h"
-#include "server/config/settings.h"
+#include "server/config/options.h"
 
 namespace ps {
 
@@ -60,7 +60,7 @@ class CheckpointRounds {
   const uint32_t num_shards_;
   uint64_t next_number_;
   std::optional<uint64_t> number_;
-  std::vector<std::optional<v1::CheckpointWritten>> written_;  // By shard.
+  std::vector<std::optional<v1::CheckpointWritten>> written_;  // The shard is the index.
   // The last checkpoint's; nothing: there is none yet.
   std::optional<uint64_t> last_version_;
   std::optional<TimePoint> last_at_;

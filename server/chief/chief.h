@@ -178,9 +178,9 @@ class Chief {
   const CheckpointCalls checkpoint_calls_;
 
   Outbox<ChiefAction> outbox_;
-  Mutex mutex_;  // Before the outbox's lock.
+  Mutex mutex_;  // It is locked before the outbox's.
   ChiefCore core_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint64_t, Listener> listeners_ ABSL_GUARDED_BY(mutex_);  // By connection, stream or call.
+  std::map<uint64_t, Listener> listeners_ ABSL_GUARDED_BY(mutex_);  // Listen gives the key.
   uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

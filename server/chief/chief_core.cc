@@ -14,7 +14,7 @@
 namespace ps {
 namespace {
 
-constexpr size_t kMaxHostBytes = 256;     // In the log.
+constexpr size_t kMaxHostBytes = 256;     // The log shows no more.
 constexpr size_t kMaxJoinsPerWorker = 4;  // That wait for their answer.
 constexpr size_t kMaxBusyBytes = 256;
 constexpr std::chrono::seconds kSayRefusedEvery(1);  // Whoever asks is told each time.
@@ -70,9 +70,9 @@ absl::Status ChiefCore::RegisterShard(uint64_t connection, const v1::Registratio
 absl::Status ChiefCore::CheckCheckpoints(const v1::Registration& registration) const {
   const std::string who = absl::StrCat("shard ", registration.shard());
   if (takes_checkpoints() && registration.takes_no_checkpoints()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        who, " was started without --checkpoint_dir, and the chief with --checkpoint_dir=",
-        job_.options().checkpoints->dir, ": no checkpoint would be complete; start it with this folder, or its own"));
+    return FailedPrecondition(who, " was started without --checkpoint_dir, and the chief with --checkpoint_dir=",
+                              job_.options().checkpoints->dir,
+                              ": no checkpoint would be complete; start it with this folder, or its own");
   }
   return job_.CheckDescent(registration.known_checkpoints(), who);
 }
@@ -341,9 +341,7 @@ void ChiefCore::AnswerJoins(TimePoint now) {
       if (member != nullptr) job_.Dismiss(join.rank);  // This answer tells it.
       return serving;
     }
-    if (member == nullptr) {
-      return absl::FailedPreconditionError("the worker left, or another joined under its name");
-    }
+    if (member == nullptr) return absl::FailedPreconditionError("the worker left, or another joined under its name");
     if (job_.MayAnswerJoin(join.waits_for)) {
       job_.Begin(member, now);
       return MakeJoinReply(job_, *member);
@@ -397,8 +395,8 @@ void ChiefCore::SetHyperparameters(uint64_t call, const v1::SetHyperparametersRe
                                    TimePoint deadline) {
   absl::StatusOr<JobState::Setting> setting = job_.CheckSet(request);
   if (setting.ok() && change_.has_value()) {
-    setting = absl::ResourceExhaustedError(
-        absl::StrCat("another change is under way: ", ToString(change_->setting.values, change_->setting.schedule)));
+    setting = ResourceExhausted("another change is under way: ",
+                                ToString(change_->setting.values, change_->setting.schedule));
   }
   if (!setting.ok()) return Add(Answer<v1::SetHyperparametersReply>{.call = call, .reply = setting.status()});
   spdlog::info("asked to set {}", ToString(setting->values, setting->schedule));

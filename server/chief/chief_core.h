@@ -187,7 +187,7 @@ class ChiefCore {
   std::vector<ChiefAction> actions_;
   JobState job_;
   ShardStreams shard_streams_;
-  std::map<uint64_t, News> told_;  // To members, by the numbers of their streams.
+  std::map<uint64_t, News> told_;  // What members were told, by the numbers of their streams.
   WaitingCalls<v1::JoinReply> joins_;
   WaitingCalls<v1::DoneReply> dones_;
   WaitingCalls<v1::TakeRunReply> takes_;

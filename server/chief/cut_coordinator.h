@@ -54,7 +54,7 @@ class CutCoordinator {
 
  private:
   v1::Cut Enter(v1::Cut::Phase phase);
-  // From what the shards report at the freeze.
+  // Makes up_to_ of what the shards report at the freeze.
   void Merge();
   // Whom the phase waits for.
   std::string WaitingFor() const;
@@ -65,10 +65,10 @@ class CutCoordinator {
   v1::Cut::Phase phase_ = v1::Cut::UNSPECIFIED;
   uint64_t number_ = 0;  // It numbers the attempt.
   v1::Cut commit_;
-  TimePoint attempt_ends_;  // Or the pause.
+  TimePoint attempt_ends_;  // Or the pause ends then.
   TimePoint deadline_;
   std::vector<std::optional<v1::CutReport>> reports_;  // They are this phase's, by shard.
-  std::vector<CutSteps> steps_;                        // At the freeze, by shard.
+  std::vector<CutSteps> steps_;                        // What each shard reported at the freeze.
   CutSteps up_to_;
   std::string waited_for_;  // By the last attempt that was cancelled.
 };

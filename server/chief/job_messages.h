@@ -25,7 +25,7 @@ std::optional<v1::View> ViewChanges(const v1::View& before, const v1::View& view
 // For a member whose join's view is in force.
 v1::JoinReply MakeJoinReply(const JobState& job, const Member& member);
 
-// For a member, at each change and heartbeat.
+// A member is told it at each change and heartbeat.
 v1::HeartbeatReply MakeMemberState(const JobState& job, const Member& member, TimePoint now);
 
 v1::StatusReply MakeStatus(const JobState& job, TimePoint now);

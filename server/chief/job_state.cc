@@ -160,9 +160,8 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
                       request.yields() ? members_.RankToRejoin(name, request.rank()) : members_.RankFor(name, claim));
   if (request.has_own_data()) {
     if (request.yields() && rank != request.rank()) {
-      return absl::FailedPreconditionError(absl::StrCat("rank ", request.rank(),
-                                                        " has another owner, and with --data=own ",
-                                                        "this worker's samples are no other rank's"));
+      return FailedPrecondition("rank ", request.rank(), " has another owner, and with --data=own ",
+                                "this worker's samples are no other rank's");
     }
     PS_RETURN_IF_ERROR(CheckOwnData(rank, request.own_data()));
   }
@@ -200,7 +199,7 @@ absl::Status JobState::CheckFeatures(const v1::JoinRequest& request) const {
             absl::StrCat("--fragments=", local.fragments(), " --overlap=", local.overlap(), " --mix=", local.mix()))}) {
     const auto& has = request.features();
     if (!needed || std::find(has.begin(), has.end(), feature) != has.end()) continue;
-    return absl::FailedPreconditionError(absl::StrCat(flags, ": the worker's client cannot do that"));
+    return FailedPrecondition(flags, ": the worker's client cannot do that");
   }
   return absl::OkStatus();
 }
@@ -248,9 +247,8 @@ void JobState::Begin(Member* member, TimePoint now) {
 absl::StatusOr<Member*> JobState::Hear(const v1::Identity& id, TimePoint now) {
   PS_RETURN_IF_ERROR(Serving());
   if (id.job() != options_.job || id.generation() != options_.generation) {
-    return absl::FailedPreconditionError(absl::StrCat("fenced: generation ", options_.generation, " of job ",
-                                                      options_.job, " is running, not generation ", id.generation(),
-                                                      " of job ", id.job()));
+    return FailedPrecondition("fenced: generation ", options_.generation, " of job ", options_.job,
+                              " is running, not generation ", id.generation(), " of job ", id.job());
   }
   Member* const member = members_.Find(id.rank(), id.incarnation());
   if (member != nullptr) {
@@ -262,11 +260,11 @@ absl::StatusOr<Member*> JobState::Hear(const v1::Identity& id, TimePoint now) {
 
 absl::Status JobState::FencedError(uint32_t rank, uint64_t incarnation) const {
   const auto owner = members_.members().find(rank);
-  return absl::FailedPreconditionError(absl::StrCat(
+  return FailedPrecondition(
       "fenced: rank ", rank, ", incarnation ", incarnation, " is no longer a member of the job: ",
       owner == members_.members().end()
           ? "it left or was lost"
-          : absl::StrCat("replaced by ", owner->second.ToString(), ", incarnation ", owner->second.incarnation)));
+          : absl::StrCat("replaced by ", owner->second.ToString(), ", incarnation ", owner->second.incarnation));
 }
 
 bool JobState::OnHeartbeat(Member* member, const v1::HeartbeatRequest& heartbeat, TimePoint now) {
@@ -282,21 +280,21 @@ absl::StatusOr<Member*> JobState::Drain(const std::string& worker) {
   Member* found = members_.FindName(worker);
   if (uint32_t rank = 0; found == nullptr && absl::SimpleAtoi(worker, &rank)) found = members_.At(rank);
   if (found == nullptr) {
-    return absl::NotFoundError(absl::StrCat("no worker has the name or rank ", Printable(worker, kMaxReasonBytes),
-                                            "; there are: ", members_.List()));
+    return NotFound("no worker has the name or rank ", Printable(worker, kMaxReasonBytes),
+                    "; there are: ", members_.List());
   }
   if (phase_ == v1::PHASE_RUNNING && !found->done && mode().OnLoss() == LossAction::kFail) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        found->ToString(), ": the job would fail without it (--on_worker_loss=fail); it is not asked to leave"));
+    return FailedPrecondition(found->ToString(),
+                              ": the job would fail without it (--on_worker_loss=fail); it is not asked to leave");
   }
   const auto leaves = [found](const auto& entry) {
     return &entry.second == found || entry.second.draining || entry.second.suspect_since.has_value();
   };
   const bool last = std::all_of(members_.members().begin(), members_.members().end(), leaves);
   if (phase_ == v1::PHASE_RUNNING && !found->done && mode().OnLoss() == LossAction::kContinue && last) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(found->ToString(), ": no worker would be left, and the job would fail; it is not asked to leave ",
-                     "(ps_ctl shutdown ends a job)"));
+    return FailedPrecondition(found->ToString(),
+                              ": no worker would be left, and the job would fail; it is not asked to leave ",
+                              "(ps_ctl shutdown ends a job)");
   }
   found->draining = true;
   spdlog::info("{} is asked to leave", found->ToString());
@@ -329,7 +327,7 @@ bool JobState::OnDone(Member* member, bool counts_as_empty, TimePoint now) {
 
 absl::Status JobState::OnTakeRun(const Member& member, const v1::TakeRunRequest& request) {
   if (phase_ != v1::PHASE_RUNNING) return absl::UnavailableError("the job hands out no runs before it is running");
-  if (member.done) return absl::FailedPreconditionError(absl::StrCat(member.ToString(), " is done, and takes no runs"));
+  if (member.done) return FailedPrecondition(member.ToString(), " is done, and takes no runs");
   return runs_.OnRequest({.rank = member.rank, .incarnation = member.incarnation}, request);
 }
 
@@ -497,8 +495,8 @@ absl::StatusOr<JobState::Setting> JobState::CheckSet(const v1::SetHyperparameter
   const std::optional<OptimizerSetup>& setup = optimizer().setup();
   if (!setup.has_value()) return not_running;
   ScheduleOptions schedule;
-  problems.Check(request.schedule().empty() || !optimizer().leaves_to_workers(),
-                 absl::StrCat("schedule: --optimizer=", kLocal, " leaves schedules to the workers"));
+  problems.Check(request.schedule().empty() || !optimizer().leaves_to_workers(), "schedule: --optimizer=", kLocal,
+                 " leaves schedules to the workers");
   if (!request.schedule().empty()) {
     problems.Read(ParseSchedule({request.schedule().begin(), request.schedule().end()}), schedule);
   }
@@ -596,9 +594,7 @@ std::string JobState::WaitingFor(TimePoint now) const {
   const uint32_t num_workers = options_.num_workers;
   if (!shards_.Missing().empty()) return absl::StrCat("waiting for ", shards_.DescribeMissing(now));
   if (phase_ == v1::PHASE_GATHERING) {
-    if (restored() != nullptr && !shards_.AllInitialised()) {
-      return absl::StrCat("restoring ", restored()->path);
-    }
+    if (restored() != nullptr && !shards_.AllInitialised()) return absl::StrCat("restoring ", restored()->path);
     if (AwaitsFirstCheckpoint(now)) return "waiting for the first checkpoint";
     const size_t here = members_.members().size();
     if (here < num_workers) {
@@ -615,9 +611,7 @@ std::string JobState::WaitingFor(TimePoint now) const {
   }
   std::string blocked = shards_.waiting_for();
   if (blocked.empty()) blocked = norms_.WaitingFor();
-  if (!blocked.empty()) {
-    return replacements.empty() ? blocked : absl::StrCat(blocked, "; waiting for ", replacements);
-  }
+  if (!blocked.empty()) return replacements.empty() ? blocked : absl::StrCat(blocked, "; waiting for ", replacements);
   const std::set<uint32_t>& ranks = members_.LowestStep();
   if (!replacements.empty()) return absl::StrCat(ranks.empty() ? "" : "going on, and ", "waiting for ", replacements);
   if (ranks.empty() && !lead_left_ && members_.Lead() != nullptr) {

@@ -42,8 +42,8 @@ struct ChiefOptions {
   uint32_t num_shards = 1;
   ModeOptions mode;
   std::string optimizer = "sgd";    // kFromWorker: this, hyperparameters and clip come with the first join.
-  Hyperparameters hyperparameters;  // At first.
-  ScheduleOptions schedule;         // At first.
+  Hyperparameters hyperparameters;  // The job begins with these,
+  ScheduleOptions schedule;         // and with this.
   ClipOptions clip;
   std::chrono::nanoseconds lease = std::chrono::seconds(10);
   // How long a member whose connection broke has to reconnect.
@@ -106,7 +106,7 @@ class JobState {
   // The mode has refused pushes of so many samples, as shard 0 counts them.
   uint64_t dropped_samples() const { return dropped_samples_; }
   v1::Phase phase() const { return phase_; }
-  const std::string& failure() const { return failure_; }  // With PHASE_FAILED.
+  const std::string& failure() const { return failure_; }  // PHASE_FAILED has one.
   bool ended() const {
     return phase_ == v1::PHASE_FAILED || phase_ == v1::PHASE_FINISHED || phase_ == v1::PHASE_SHUT_DOWN;
   }
@@ -114,7 +114,7 @@ class JobState {
   bool over() const { return ended() || superseded(); }
   // All are done: the lead evaluates and saves, then all leave.
   bool finishing() const { return finishing_; }
-  bool lead_left() const { return lead_left_; }  // In order, in that time.
+  bool lead_left() const { return lead_left_; }  // It left in order, in that time.
   uint64_t view() const { return view_; }
   const Membership& members() const { return members_; }
   const ShardTable& shards() const { return shards_; }

@@ -44,20 +44,20 @@ absl::Status JobState::CheckRestored(const ChiefOptions& options) {
   PS_RETURN_IF_ERROR(Annotate(RunDealer(options.hands_out_runs, mode->policy()).Load(restored.runs), restored.path));
   const Manifest& manifest = restored.manifest;
   if (restored.job.has_own_data() && manifest.num_workers != options.num_workers) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        restored.path, ": --num_workers=", options.num_workers, " (the checkpoint's is ", manifest.num_workers,
-        "): its workers have --data=own, and samples of a worker that is not there "
-        "would be missing"));
+    return FailedPrecondition(restored.path, ": --num_workers=", options.num_workers, " (the checkpoint's is ",
+                              manifest.num_workers,
+                              "): its workers have --data=own, and samples of a worker that is not there "
+                              "would be missing");
   }
   PS_RETURN_IF_ERROR(Annotate(OwnData(options.num_workers).Load(restored.job), restored.path));
   if (manifest.num_workers == options.num_workers || manifest.finished || options.hands_out_runs ||
       mode->synchronous()) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(absl::StrCat(
+  return FailedPrecondition(
       restored.path, ": --num_workers=", options.num_workers, " (the checkpoint's is ", manifest.num_workers,
       "): in --mode=", options.mode.name,
-      " each worker is at a step of its own, so another number of them needs --budget=job from the job's start"));
+      " each worker is at a step of its own, so another number of them needs --budget=job from the job's start");
 }
 
 absl::Status JobState::CheckDescent(const v1::KnownCheckpoints& known, const std::string& who) const {
@@ -73,11 +73,11 @@ absl::Status JobState::CheckDescent(const v1::KnownCheckpoints& known, const std
   const std::string ours = takes ? absl::StrCat("the chief's --checkpoint_dir=", options_.checkpoints->dir,
                                                 goes_on ? " has another job's" : " has none of them")
                                  : "the chief was started without --checkpoint_dir";
-  return absl::FailedPreconditionError(absl::StrCat(
+  return FailedPrecondition(
       who, " knows of checkpoints of generation ", known.generation(),
       known.version() > 0 ? absl::StrCat(", up to version ", known.version(), ",") : "", " in ", known.dir(), ", but ",
       ours, "; start the chief with the folder that has them (is it mounted?), or, if the job is to begin anew, ",
-      "with --restore=none and a --checkpoint_dir"));
+      "with --restore=none and a --checkpoint_dir");
 }
 
 void JobState::Restore(const RestoredJob& restored) {

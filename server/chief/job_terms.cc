@@ -9,7 +9,7 @@
 #include "common/proto_values.h"
 #include "common/status.h"
 #include "common/text.h"
-#include "server/config/settings.h"
+#include "server/config/options.h"
 
 namespace ps {
 namespace {
@@ -31,18 +31,16 @@ absl::Status CheckWorkerFlags(const v1::JoinRequest& request) {
   if (static_cast<size_t>(request.flags().size()) <= kMaxWorkerFlags && bytes <= kMaxWorkerFlagBytes) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat("the worker's flags: ", request.flags().size(), " of ", bytes,
-                                                 " bytes; at most ", kMaxWorkerFlags, " of ", kMaxWorkerFlagBytes,
-                                                 " bytes are kept for its successor"));
+  return InvalidArgument("the worker's flags: ", request.flags().size(), " of ", bytes, " bytes; at most ",
+                         kMaxWorkerFlags, " of ", kMaxWorkerFlagBytes, " bytes are kept for its successor");
 }
 constexpr uint64_t kMaxEpochSamples = uint64_t{1} << 40;
 
 absl::Status CheckFactor(const TensorSpec& theirs, const TensorSpec& ours, const std::string& of,
                          float TensorSpec::*factor) {
   if (theirs.*factor == ours.*factor) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("--param_groups or --decay_biases: the worker has tensor ",
-                                                    theirs.name, " with ", of, "=", ExactText(theirs.*factor),
-                                                    ", but the job's is ", ExactText(ours.*factor)));
+  return FailedPrecondition("--param_groups or --decay_biases: the worker has tensor ", theirs.name, " with ", of, "=",
+                            ExactText(theirs.*factor), ", but the job's is ", ExactText(ours.*factor));
 }
 
 std::string SamplesOf(const DataSummary& summary) {
@@ -59,8 +57,8 @@ absl::Status CheckJoinTexts(const v1::JoinRequest& request) {
   PS_RETURN_IF_ERROR(CheckText("--optimizer", request.optimizer().optimizer(), kMaxTextBytes));
   PS_RETURN_IF_ERROR(CheckText("the worker's host name", request.host(), kMaxTextBytes));
   if (static_cast<size_t>(request.experiment().size()) > kMaxExperimentSettings) {
-    return absl::InvalidArgumentError(absl::StrCat("the worker's experiment has ", request.experiment().size(),
-                                                   " settings; at most ", kMaxExperimentSettings, " are supported"));
+    return InvalidArgument("the worker's experiment has ", request.experiment().size(), " settings; at most ",
+                           kMaxExperimentSettings, " are supported");
   }
   for (const auto& [flag, value] : request.experiment()) {
     PS_RETURN_IF_ERROR(CheckText("the name of a setting of the worker's experiment", flag, kMaxTextBytes));
@@ -74,8 +72,8 @@ absl::Status CheckTensorTexts(const google::protobuf::RepeatedPtrField<v1::Tenso
   for (const v1::Tensor& tensor : tensors) {
     PS_RETURN_IF_ERROR(CheckText("the name of a tensor", tensor.name(), kMaxTextBytes));
     if (tensor.shape_size() <= kMaxDimensions) continue;
-    return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name(), " has ", tensor.shape_size(),
-                                                   " dimensions; at most ", kMaxDimensions, " are supported"));
+    return InvalidArgument("tensor ", tensor.name(), " has ", tensor.shape_size(), " dimensions; at most ",
+                           kMaxDimensions, " are supported");
   }
   return absl::OkStatus();
 }
@@ -85,9 +83,7 @@ absl::Status JobTerms::CheckSame(const v1::JoinRequest& request) const {
     return absl::UnimplementedError(absl::StrCat("the worker uses protocol version ", request.protocol(),
                                                  "; this server supports version ", int{v1::PROTOCOL_VERSION_1}));
   }
-  if (request.job() != job_) {
-    return absl::FailedPreconditionError(absl::StrCat("--job=", request.job(), ": this server runs job ", job_));
-  }
+  if (request.job() != job_) return FailedPrecondition("--job=", request.job(), ": this server runs job ", job_);
   PS_RETURN_IF_ERROR(CheckData(request));
   PS_RETURN_IF_ERROR(CheckModel(request));
   PS_RETURN_IF_ERROR(optimizer_.CheckSame(request));
@@ -95,9 +91,8 @@ absl::Status JobTerms::CheckSame(const v1::JoinRequest& request) const {
   if (request.counts_steps() != counts_steps_) {
     const char* const step = "for 1 sample";
     const char* const sample = "for the samples of its gradient";
-    return absl::FailedPreconditionError(absl::StrCat("samples: a push of the worker counts ",
-                                                      counts_steps_ ? sample : step, ", but one of the job's others ",
-                                                      counts_steps_ ? step : sample, " (psgrad: samples=)"));
+    return FailedPrecondition("samples: a push of the worker counts ", counts_steps_ ? sample : step,
+                              ", but one of the job's others ", counts_steps_ ? step : sample, " (psgrad: samples=)");
   }
   const std::string differences = DifferentSettings(experiment_, request.experiment(), "the job has");
   if (differences.empty()) return CheckEpoch(request);  // Else a flag says it better.
@@ -107,8 +102,7 @@ absl::Status JobTerms::CheckSame(const v1::JoinRequest& request) const {
 absl::Status JobTerms::CheckData(const v1::JoinRequest& request) const {
   if (!plan_.has_value() || request.has_own_data() == own_data_) return absl::OkStatus();
   const auto flag = [](bool own) { return own ? "own" : "shared"; };
-  return absl::FailedPreconditionError(
-      absl::StrCat("--data=", flag(request.has_own_data()), " (the job has ", flag(own_data_), ")"));
+  return FailedPrecondition("--data=", flag(request.has_own_data()), " (the job has ", flag(own_data_), ")");
 }
 
 absl::Status JobTerms::CheckSchedule(uint64_t samples_per_epoch) const {
@@ -119,19 +113,18 @@ absl::Status JobTerms::CheckSchedule(uint64_t samples_per_epoch) const {
 absl::Status JobTerms::CheckEpoch(const v1::JoinRequest& request) const {
   const uint64_t theirs = request.samples_per_epoch();
   if (theirs > kMaxEpochSamples) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("samples_per_epoch: ", theirs, " samples; at most ", kMaxEpochSamples, " are supported"));
+    return InvalidArgument("samples_per_epoch: ", theirs, " samples; at most ", kMaxEpochSamples, " are supported");
   }
   if (theirs != 0 && samples_per_epoch_ != 0 && theirs != samples_per_epoch_) {
-    return absl::FailedPreconditionError(absl::StrCat("samples_per_epoch: an epoch of the worker has ", theirs,
-                                                      " samples, but the job's has ", samples_per_epoch_));
+    return FailedPrecondition("samples_per_epoch: an epoch of the worker has ", theirs, " samples, but the job's has ",
+                              samples_per_epoch_);
   }
   const bool has_schedule = schedule_.schedule != ScheduleOptions().schedule || !schedule_.warmup.empty();
   if (request.counts_steps() && has_schedule) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("samples: each push of the worker counts for 1 sample, but the schedule of the job (--schedule=",
-                     schedule_.schedule, schedule_.warmup.empty() ? "" : " --warmup=", schedule_.warmup,
-                     ") counts samples; the worker has to say how many its gradients are of (psgrad: samples=)"));
+    return FailedPrecondition(
+        "samples: each push of the worker counts for 1 sample, but the schedule of the job (--schedule=",
+        schedule_.schedule, schedule_.warmup.empty() ? "" : " --warmup=", schedule_.warmup,
+        ") counts samples; the worker has to say how many its gradients are of (psgrad: samples=)");
   }
   const uint64_t known = samples_per_epoch_ != 0 ? samples_per_epoch_ : theirs;
   // Where the data are the workers' own, it is known when all have joined.
@@ -164,10 +157,10 @@ absl::Status JobTerms::CheckModel(const v1::JoinRequest& request, const Layout& 
   for (uint32_t shard = 0; shard < num_shards_; ++shard) {
     const size_t slices = plan.shard_slices(shard).size();
     if (slices <= kMaxMeasuredSlices) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
+    return FailedPrecondition(
         "--model: server ", shard, " of ", num_shards_, " would hold ", slices, " tensors or slices of 128 KiB; where ",
         "norms are added up over servers (--clip_norm, --clip_tensor_norm, --optimizer=lamb), each can hold ",
-        kMaxMeasuredSlices, ": start one server, or more of them"));
+        kMaxMeasuredSlices, ": start one server, or more of them");
   }
   return absl::OkStatus();
 }
@@ -178,14 +171,13 @@ absl::Status JobTerms::CheckLayout(const Layout& layout) const {
     const std::string theirs = i < layout.size() ? ToString(layout[i]) : "nothing";
     const std::string expected = i < ours.size() ? ToString(ours[i]) : "nothing";
     if (theirs == expected) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("--model: tensor ", i, " of the worker's model is ", theirs, ", but the job's is ", expected));
+    return FailedPrecondition("--model: tensor ", i, " of the worker's model is ", theirs, ", but the job's is ",
+                              expected);
   }
   for (size_t i = 0; i < layout.size(); ++i) {
     if (layout[i].kind != ours[i].kind) {
-      return absl::FailedPreconditionError(absl::StrCat("--model: the worker has tensor ", layout[i].name, " as ",
-                                                        ToString(layout[i].kind), ", but the job's is ",
-                                                        ToString(ours[i].kind)));
+      return FailedPrecondition("--model: the worker has tensor ", layout[i].name, " as ", ToString(layout[i].kind),
+                                ", but the job's is ", ToString(ours[i].kind));
     }
     if (optimizer_.leaves_to_workers()) continue;
     PS_RETURN_IF_ERROR(CheckFactor(layout[i], ours[i], "learning_rate", &TensorSpec::learning_rate_factor));
@@ -199,8 +191,8 @@ absl::Status JobTerms::CheckMemory(const Layout& layout) const {
   for (const TensorSpec& tensor : layout) elements += tensor.elements();
   const int64_t of_each = elements / num_shards_;
   if (of_each <= max_shard_elements_) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("--model: ", of_each, " parameters for each of ", num_shards_,
-                                                    " servers; this server's memory can hold ", max_shard_elements_));
+  return FailedPrecondition("--model: ", of_each, " parameters for each of ", num_shards_,
+                            " servers; this server's memory can hold ", max_shard_elements_);
 }
 
 void JobTerms::Fix(const v1::JoinRequest& request) {
@@ -242,29 +234,29 @@ void JobTerms::Reset() {
 absl::Status OwnData::CheckKind(const v1::DataSummary& message) const {
   PS_ASSIGN_OR_RETURN(const DataSummary summary, FromProto(message));
   if (summary.samples > kSamplesMax / num_workers_) {
-    return absl::InvalidArgumentError(absl::StrCat("--data=own: the worker has ", summary.samples, " samples; each of ",
-                                                   num_workers_, " may have ", kSamplesMax / num_workers_));
+    return InvalidArgument("--data=own: the worker has ", summary.samples, " samples; each of ", num_workers_,
+                           " may have ", kSamplesMax / num_workers_);
   }
   if (summary.feature_stats.low.size() * num_workers_ > kStatisticsMax) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--data=own: statistics of ", summary.features, " features of each of ", num_workers_,
-        " workers are too many to be kept; at most ", kStatisticsMax, " together; --normalize=none does without"));
+    return InvalidArgument("--data=own: statistics of ", summary.features, " features of each of ", num_workers_,
+                           " workers are too many to be kept; at most ", kStatisticsMax,
+                           " together; --normalize=none does without");
   }
   const DataSummary* const others = of_all_.has_value() ? &*of_all_ : told_.empty() ? nullptr : &told_.begin()->second;
   if (others != nullptr && !CountAlike(*others, summary)) {
-    return absl::FailedPreconditionError(absl::StrCat(
+    return FailedPrecondition(
         "--dataset: the worker's libsvm indices are counted from ", *summary.first_index,
         ", but those of the job's other workers from ", *others->first_index,
-        " (from 0 where a file has index 0, else from 1); say on all workers ,zero_based=yes or ,zero_based=no"));
+        " (from 0 where a file has index 0, else from 1); say on all workers ,zero_based=yes or ,zero_based=no");
   }
   if (others != nullptr && !SameKind(*others, summary)) {
-    return absl::FailedPreconditionError(absl::StrCat("--dataset: the worker has ", SamplesOf(summary),
-                                                      ", but the job's other workers have ", SamplesOf(*others)));
+    return FailedPrecondition("--dataset: the worker has ", SamplesOf(summary), ", but the job's other workers have ",
+                              SamplesOf(*others));
   }
   if (of_all_.has_value() && !Covers(*of_all_, summary)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "--dataset: the worker has ", SamplesOf(summary), ", with features or labels that no worker had ",
-        "when the job began: then there were ", of_all_->features, " features and ", of_all_->classes, " classes"));
+    return FailedPrecondition("--dataset: the worker has ", SamplesOf(summary),
+                              ", with features or labels that no worker had ", "when the job began: then there were ",
+                              of_all_->features, " features and ", of_all_->classes, " classes");
   }
   return absl::OkStatus();
 }
@@ -272,10 +264,10 @@ absl::Status OwnData::CheckKind(const v1::DataSummary& message) const {
 absl::Status OwnData::Check(uint32_t rank, const v1::DataSummary& message) const {
   PS_RETURN_IF_ERROR(CheckKind(message));
   if (!of_all_.has_value() || rank_samples_[rank] == message.samples()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "--dataset: with --data=own rank ", rank, " had ", rank_samples_[rank], " training samples when the job began, ",
-      "and whoever takes its place must have as many, but this worker has ", message.samples(),
-      " (--rank says whose place it takes)"));
+  return FailedPrecondition("--dataset: with --data=own rank ", rank, " had ", rank_samples_[rank],
+                            " training samples when the job began, ",
+                            "and whoever takes its place must have as many, but this worker has ", message.samples(),
+                            " (--rank says whose place it takes)");
 }
 
 void OwnData::Add(uint32_t rank, const v1::DataSummary& message) {
@@ -289,8 +281,6 @@ void OwnData::Add(uint32_t rank, const v1::DataSummary& message) {
   }
   of_all_ = Combine(in_order);
 }
-
-void OwnData::Remove(uint32_t rank) { told_.erase(rank); }
 
 uint64_t OwnData::SamplesWith(uint32_t rank, const v1::DataSummary& message) const {
   if (of_all_.has_value() || told_.size() + (told_.contains(rank) ? 0 : 1) < num_workers_) return 0;
@@ -309,8 +299,8 @@ absl::Status OwnData::Load(const v1::SavedJob& saved) {
   if (!saved.has_own_data()) return absl::OkStatus();
   PS_ASSIGN_OR_RETURN(DataSummary of_all, FromProto(saved.own_data()));
   if (static_cast<uint32_t>(saved.rank_samples_size()) != num_workers_) {
-    return absl::InvalidArgumentError(absl::StrCat("rank_samples: there are ", saved.rank_samples_size(),
-                                                   "; expected one for each of ", num_workers_, " workers"));
+    return InvalidArgument("rank_samples: there are ", saved.rank_samples_size(), "; expected one for each of ",
+                           num_workers_, " workers");
   }
   of_all_ = std::move(of_all);
   rank_samples_.assign(saved.rank_samples().begin(), saved.rank_samples().end());

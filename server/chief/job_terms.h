@@ -52,7 +52,7 @@ class JobTerms {
 
   // Takes from a join that was checked what no join has fixed yet.
   void Fix(const v1::JoinRequest& request);
-  // For a checkpoint: a join from which Fix takes the same terms again, but for the layout.
+  // A checkpoint keeps it: a join from which Fix takes the same terms again, but for the layout.
   v1::JoinRequest Save() const;
   // For data that are the workers' own: joins do not tell the samples of an epoch, which are those of all workers
   // together.
@@ -117,7 +117,7 @@ class OwnData {
   // The rank has these samples, which were checked. Once all is fixed nothing changes any more.
   void Add(uint32_t rank, const v1::DataSummary& message);
   // Nobody has the rank now.
-  void Remove(uint32_t rank);
+  void Remove(uint32_t rank) { told_.erase(rank); }
   void Reset() { *this = OwnData(num_workers_); }
 
   // The samples of all ranks, if these are the last that are missing; else 0.
@@ -126,7 +126,7 @@ class OwnData {
   // Once it is fixed.
   const std::optional<DataSummary>& of_all() const { return of_all_; }
 
-  // For a checkpoint. Saves nothing before all is fixed.
+  // A checkpoint keeps it. Nothing is saved before all is fixed.
   void Save(v1::SavedJob& saved) const;
   // What Save gave, of as many ranks. INVALID_ARGUMENT for anything else.
   absl::Status Load(const v1::SavedJob& saved);

@@ -5,32 +5,22 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/status.h"
 #include "server/base/first_of.h"
 
 namespace ps {
 
 std::string Member::ToString() const { return absl::StrCat("rank ", rank, " (", name, " on ", host, ")"); }
 
-std::optional<uint32_t> Membership::LowestFreeRank() const {
-  for (uint32_t rank = 0; rank < num_workers_; ++rank) {
-    if (!members_.contains(rank)) return rank;
-  }
-  return std::nullopt;
-}
-
 std::optional<uint32_t> Membership::RankForNewcomer() const {
-  if (const std::optional<uint32_t> free = LowestFreeRank(); free.has_value()) return free;
+  if (const std::vector<uint32_t> free = FreeRanks(); !free.empty()) return free.front();
   const auto suspect = std::find_if(members_.begin(), members_.end(),
                                     [](const auto& entry) { return entry.second.suspect_since.has_value(); });
   return suspect == members_.end() ? std::nullopt : std::optional<uint32_t>(suspect->first);
 }
 
 std::vector<uint32_t> Membership::FreeRanks() const {
-  std::vector<uint32_t> ranks;
-  for (uint32_t rank = 0; rank < num_workers_; ++rank) {
-    if (!members_.contains(rank)) ranks.push_back(rank);
-  }
-  return ranks;
+  return NumbersWhere(num_workers_, [this](uint32_t rank) { return !members_.contains(rank); });
 }
 
 absl::StatusOr<uint32_t> Membership::RankFor(const std::string& name, std::optional<uint32_t> claim) const {
@@ -40,8 +30,8 @@ absl::StatusOr<uint32_t> Membership::RankFor(const std::string& name, std::optio
   if (same_name != members_.end()) rank = same_name->first;
   if (claim.has_value()) {
     if (*claim >= num_workers_) {
-      return absl::InvalidArgumentError(absl::StrCat("--rank=", *claim, ": the job's ranks are 0 to ", num_workers_ - 1,
-                                                     " (--num_workers=", num_workers_, ")"));
+      return InvalidArgument("--rank=", *claim, ": the job's ranks are 0 to ", num_workers_ - 1,
+                             " (--num_workers=", num_workers_, ")");
     }
     if (rank.has_value() && rank != claim) {
       return absl::AlreadyExistsError(absl::StrCat("--rank=", *claim, ": the worker with this name (", name,
@@ -57,8 +47,7 @@ absl::StatusOr<uint32_t> Membership::RankFor(const std::string& name, std::optio
   }
   if (!rank.has_value()) rank = RankForNewcomer();
   if (rank.has_value()) return *rank;
-  return absl::FailedPreconditionError(
-      absl::StrCat("the job already has all of its workers (--num_workers=", num_workers_, ")"));
+  return FailedPrecondition("the job already has all of its workers (--num_workers=", num_workers_, ")");
 }
 
 absl::StatusOr<uint32_t> Membership::RankToRejoin(const std::string& name, uint32_t former) const {
@@ -69,8 +58,8 @@ absl::StatusOr<uint32_t> Membership::RankToRejoin(const std::string& name, uint3
   }
   const auto successor = members_.find(former);
   if (successor == members_.end() && former < num_workers_) return former;
-  const std::optional<uint32_t> free = LowestFreeRank();
-  if (free.has_value()) return *free;
+  const std::vector<uint32_t> free = FreeRanks();
+  if (!free.empty()) return free.front();
   return absl::FailedPreconditionError(
       successor == members_.end()
           ? absl::StrCat("the job already has all of its workers (--num_workers=", num_workers_, ")")
@@ -141,7 +130,7 @@ Member* Membership::At(uint32_t rank) {
 
 std::string Membership::List() const {
   if (members_.empty()) return "none";
-  constexpr size_t kMost = 20;  // In a message.
+  constexpr size_t kMost = 20;  // A message names no more.
   std::vector<std::string> names;
   for (const auto& [rank, member] : members_) {
     if (names.size() == kMost) {
@@ -156,10 +145,6 @@ std::string Membership::List() const {
 const Member* Membership::FindWatch(uint64_t watch) const {
   const auto rank = watches_.find(watch);
   return rank == watches_.end() ? nullptr : &members_.at(rank->second);
-}
-
-Member* Membership::FindWatch(uint64_t watch) {
-  return const_cast<Member*>(std::as_const(*this).FindWatch(watch));  // This object is not const.
 }
 
 std::vector<Member> Membership::Lost(TimePoint now, std::chrono::nanoseconds reconnect_grace) const {

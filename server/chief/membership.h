@@ -31,7 +31,7 @@ struct Member {
   uint64_t local_steps = 0;            // The meaning is that of HeartbeatRequest.local_steps.
   std::string busy_with;               // The meaning is that of HeartbeatRequest.busy_with.
   bool done = false;                   // Its budget is spent.
-  bool counts_as_empty = false;        // With done: steps that others still make do not need it.
+  bool counts_as_empty = false;        // It is done, and steps that others still make do not need it.
   bool draining = false;               // It is asked to leave.
   bool watches = false;                // It says that it opens a stream once its join is answered.
   uint64_t watch = 0;                  // Number of the stream that it keeps open; 0 if it has none.
@@ -75,7 +75,6 @@ class Membership {
   // "rank 0 (w0 on host-a), rank 1 (w1 on host-b)"; "none".
   std::string List() const;
 
-  std::optional<uint32_t> LowestFreeRank() const;
   // The rank that a worker gets if it claims none: the lowest free one, or else a suspect's; nothing: the job is full.
   std::optional<uint32_t> RankForNewcomer() const;
   // Ascending.
@@ -96,7 +95,7 @@ class Membership {
   }
 
   // The member whose stream has this number, or null.
-  Member* FindWatch(uint64_t watch);
+  Member* FindWatch(uint64_t watch) { return const_cast<Member*>(std::as_const(*this).FindWatch(watch)); }
   const Member* FindWatch(uint64_t watch) const;
 
   // The lowest rank; null if there are no members.
@@ -165,7 +164,7 @@ class Replacements {
   };
 
   const std::chrono::nanoseconds timeout_;
-  std::map<uint32_t, Awaited> awaited_;  // By rank.
+  std::map<uint32_t, Awaited> awaited_;  // The key is the rank.
   std::map<uint32_t, TimePoint> taken_;  // Since when those waited that have new owners.
 };
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "common/check.h"
 #include "common/status.h"
+#include "server/base/first_of.h"
 #include "server/engine/shard_layout.h"
 
 namespace ps {
@@ -25,9 +26,8 @@ absl::Status CheckSums(uint32_t shard, const v1::NormSums& sums, const SlicePlan
       sums.weight_squares_size() == weights) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(RoundName(sums.round()), ": shard ", shard, " sent the sums of ",
-                                                 sums.squares_size(), " and ", sums.weight_squares_size(),
-                                                 " slices; it holds ", slices));
+  return InvalidArgument(RoundName(sums.round()), ": shard ", shard, " sent the sums of ", sums.squares_size(), " and ",
+                         sums.weight_squares_size(), " slices; it holds ", slices);
 }
 
 }  // namespace
@@ -114,10 +114,7 @@ void NormTotals::OnView(const Membership& members) {
 
 std::string NormTotals::WaitingFor() const {
   const auto describe = [this](const Round& round) {
-    std::vector<uint32_t> missing;
-    for (uint32_t shard = 0; shard < num_shards_; ++shard) {
-      if (!round.sums.contains(shard)) missing.push_back(shard);
-    }
+    const auto missing = NumbersWhere(num_shards_, [&](uint32_t shard) { return !round.sums.contains(shard); });
     return absl::StrCat(RoundName(round.which), ": waiting for shard ", absl::StrJoin(missing, ", "),
                         " to measure its slices");
   };

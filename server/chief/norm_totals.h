@@ -46,7 +46,7 @@ class NormTotals {
  private:
   struct Round {
     v1::NormRound which;
-    std::map<uint32_t, v1::NormSums> sums;  // By shard.
+    std::map<uint32_t, v1::NormSums> sums;  // The key is the shard.
     std::optional<v1::NormTotals> told;
   };
 
@@ -55,8 +55,8 @@ class NormTotals {
   v1::NormTotals AddUp(const Round& round, const SlicePlan& plan) const;
 
   const uint32_t num_shards_;
-  uint64_t applied_ = 0;                                   // By every shard.
-  std::map<std::pair<uint64_t, int>, Round> of_versions_;  // By version and kind.
+  uint64_t applied_ = 0;                                   // Every shard has applied it.
+  std::map<std::pair<uint64_t, int>, Round> of_versions_;  // The key is version and kind.
   std::map<uint32_t, Round> of_pushes_;                    // The newest of each rank.
   std::set<uint32_t> measured_;                            // Ranks of those of pushes that some shards have measured.
 };

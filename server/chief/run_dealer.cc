@@ -20,8 +20,7 @@ constexpr size_t kMaxReturned = 1024;
 absl::Status CheckTerms(const RunTerms& terms) {
   const auto check = [](const char* what, uint64_t value, uint64_t most) {
     if (value >= 1 && value <= most) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("the runs of the job: ", what, " is ", value, "; expected 1 to ", most));
+    return InvalidArgument("the runs of the job: ", what, " is ", value, "; expected 1 to ", most);
   };
   PS_RETURN_IF_ERROR(check("samples", terms.samples, kMaxSamples));
   PS_RETURN_IF_ERROR(check("batch_size", terms.batch_size, kMaxSamples));
@@ -79,8 +78,8 @@ absl::Status RunDealer::Finish(const RunTaker& taker, uint64_t finished) {
   const auto found = hands_.find(taker);
   const uint64_t taken = found == hands_.end() ? 0 : found->second.taken;
   if (finished > taken) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", taker.rank, " says that ", finished, " of its runs are finished; it has taken ", taken));
+    return InvalidArgument("rank ", taker.rank, " says that ", finished, " of its runs are finished; it has taken ",
+                           taken);
   }
   if (found == hands_.end()) return absl::OkStatus();
   Hand& hand = found->second;
@@ -118,13 +117,11 @@ absl::StatusOr<v1::TakeRunReply> RunDealer::Take(const RunTaker& taker, uint64_t
     return reply;
   }
   if (number != hand.taken + 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", taker.rank, " asks for its run ", number, "; its next one is ", hand.taken + 1));
+    return InvalidArgument("rank ", taker.rank, " asks for its run ", number, "; its next one is ", hand.taken + 1);
   }
   if (hand.open.size() >= max_open_) {
-    return absl::FailedPreconditionError(absl::StrCat("rank ", taker.rank, " has ", hand.open.size(),
-                                                      " runs that are not finished; at most ", max_open_,
-                                                      " are allowed"));
+    return FailedPrecondition("rank ", taker.rank, " has ", hand.open.size(), " runs that are not finished; at most ",
+                              max_open_, " are allowed");
   }
   const std::optional<uint64_t> run = NextRun();
   reply.set_outcome(run.has_value() ? v1::TakeRunReply::RUN
@@ -138,8 +135,6 @@ absl::StatusOr<v1::TakeRunReply> RunDealer::Take(const RunTaker& taker, uint64_t
   reply.set_run(*run);
   return reply;
 }
-
-bool RunDealer::AllUsed() const { return terms_.has_value() && !NextRun().has_value() && RanksWithOpen().empty(); }
 
 std::vector<uint64_t> RunDealer::Return(const RunTaker& taker) {
   const auto hand = hands_.find(taker);
@@ -244,7 +239,7 @@ nlohmann::ordered_json RunDealer::Save(const std::map<RunTaker, uint64_t>& used)
 namespace {
 
 absl::Status Bad(const std::string& field, const std::string& why) {
-  return absl::InvalidArgumentError(absl::StrCat("the state of the job's runs: ", field, ": ", why));
+  return InvalidArgument("the state of the job's runs: ", field, ": ", why);
 }
 
 absl::Status ReadNumber(const nlohmann::ordered_json& state, const char* field, uint64_t most, uint64_t& value) {

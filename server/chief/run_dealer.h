@@ -13,6 +13,7 @@
 // the number of runs.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -20,7 +21,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -48,10 +48,7 @@ struct RunTaker {
   uint32_t rank = 0;
   uint64_t incarnation = 0;
 
-  bool operator==(const RunTaker&) const = default;
-  bool operator<(const RunTaker& other) const {
-    return std::tie(rank, incarnation) < std::tie(other.rank, other.incarnation);
-  }
+  auto operator<=>(const RunTaker&) const = default;
 };
 
 class RunDealer {
@@ -98,7 +95,7 @@ class RunDealer {
   // ---- What is
 
   // No run is left, and none can come back; false before terms are fixed.
-  bool AllUsed() const;
+  bool AllUsed() const { return terms_.has_value() && !NextRun().has_value() && RanksWithOpen().empty(); }
   bool HasOpen(const RunTaker& taker) const;
   std::set<uint32_t> RanksWithOpen() const;
   // What became of runs since the last call, in order: `runs` (what is dealt), or `run` (one that was dealt or
@@ -121,7 +118,7 @@ class RunDealer {
   struct Hand {
     uint64_t taken = 0;             // Runs so far.
     std::deque<uint64_t> open;      // The last that it took, in that order.
-    std::deque<uint64_t> finished;  // Since BeginCut: those before them.
+    std::deque<uint64_t> finished;  // Those before them, since BeginCut.
   };
 
   void FinishOne(Hand& hand);
@@ -134,7 +131,7 @@ class RunDealer {
   std::set<uint64_t> returned_;  // Those that were not dealt again yet.
   std::map<RunTaker, Hand> hands_;
   bool in_cut_ = false;
-  std::map<RunTaker, Hand> left_;      // Since BeginCut; without the open runs, which were returned.
+  std::map<RunTaker, Hand> left_;      // They left since BeginCut; their open runs were returned.
   std::map<RunTaker, uint64_t> gone_;  // Each with the first view without it; their runs are still open.
   std::vector<WriteMetric> records_;
 };

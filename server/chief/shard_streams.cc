@@ -3,7 +3,6 @@
 #include <optional>
 #include <utility>
 
-#include "common/check.h"
 #include "server/chief/job_messages.h"
 
 namespace ps {
@@ -53,11 +52,6 @@ std::optional<std::vector<ToShard>> ShardStreams::Receive(uint32_t shard, const 
     if (stream.connection != 0) answer.push_back({.connection = stream.connection, .update = std::move(received)});
   }
   return answer;
-}
-
-std::vector<ToShard> ShardStreams::Broadcast(v1::ChiefUpdate update) {
-  Check(!update.has_view(), "a view comes with its model");
-  return Broadcast(std::move(update), [](v1::View*) {});
 }
 
 std::vector<ToShard> ShardStreams::Broadcast(v1::ChiefUpdate update, absl::FunctionRef<void(v1::View*)> add_model) {

@@ -29,9 +29,8 @@ class ShardStreams {
   std::optional<std::vector<ToShard>> Receive(uint32_t shard, const v1::ShardReport& report);
   // To every shard that is registered, or whose connection broke. A view is as MakeView makes it: who has the one
   // before gets what has changed, if it can read that, and others the whole one, to which `add_model` adds the model.
-  std::vector<ToShard> Broadcast(v1::ChiefUpdate update, absl::FunctionRef<void(v1::View*)> add_model);
-  // The same of an update without a view.
-  std::vector<ToShard> Broadcast(v1::ChiefUpdate update);
+  std::vector<ToShard> Broadcast(
+      v1::ChiefUpdate update, absl::FunctionRef<void(v1::View*)> add_model = [](v1::View*) {});
 
  private:
   struct Stream {

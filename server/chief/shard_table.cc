@@ -6,7 +6,8 @@
 #include "absl/strings/str_join.h"
 #include "common/status.h"
 #include "common/text.h"
-#include "server/config/settings.h"
+#include "server/base/first_of.h"
+#include "server/config/options.h"
 
 namespace ps {
 namespace {
@@ -39,11 +40,11 @@ absl::Status ShardTable::Check(const v1::Registration& registration) const {
   }
   const uint32_t number = registration.shard();
   if (!differences.empty()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("shard ", number, " was started with settings that differ from the chief's: ", differences));
+    return FailedPrecondition("shard ", number,
+                              " was started with settings that differ from the chief's: ", differences);
   }
   if (number < shards_.size()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--shard=", number, ": expected 0 to ", shards_.size() - 1));
+  return InvalidArgument("--shard=", number, ": expected 0 to ", shards_.size() - 1);
 }
 
 absl::Status ShardTable::Register(const v1::Registration& registration, bool running, TimePoint now) {
@@ -54,8 +55,7 @@ absl::Status ShardTable::Register(const v1::Registration& registration, bool run
         absl::StrCat("--shard=", number, ": already served by the server at ", shard.address));
   }
   if (shard.ever_registered && running) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("shard ", number, " cannot rejoin a running job: its weights are lost"));
+    return FailedPrecondition("shard ", number, " cannot rejoin a running job: its weights are lost");
   }
   shard = {.registered = true,
            .ever_registered = true,
@@ -113,11 +113,7 @@ void ShardTable::ForgetInitialValues() {
 }
 
 std::vector<uint32_t> ShardTable::Missing() const {
-  std::vector<uint32_t> missing;
-  for (uint32_t shard = 0; shard < shards_.size(); ++shard) {
-    if (!shards_[shard].registered) missing.push_back(shard);
-  }
-  return missing;
+  return NumbersWhere(shards_.size(), [this](uint32_t shard) { return !shards_[shard].registered; });
 }
 
 bool ShardTable::AllInitialised() const {

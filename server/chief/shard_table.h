@@ -27,7 +27,7 @@ class ShardTable {
     uint64_t applied_version = 0;
     uint64_t gathering_step = 0;
     uint64_t highest_step = 0;
-    std::map<uint32_t, v1::RankStep> left_steps;  // By rank.
+    std::map<uint32_t, v1::RankStep> left_steps;  // The key is the rank.
     std::string waiting_for;
     TimePoint gone_since;
 

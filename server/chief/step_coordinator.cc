@@ -5,11 +5,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/check.h"
+#include "server/base/first_of.h"
 
 namespace ps {
-
-StepCoordinator::StepCoordinator(std::unique_ptr<Mode> mode, uint32_t num_shards)
-    : mode_(std::move(mode)), num_shards_(num_shards) {}
 
 void StepCoordinator::Restore(uint64_t version) {
   if (!mode_->coordinated()) return;
@@ -82,11 +80,9 @@ std::vector<StepSet> StepCoordinator::Tick(TimePoint now) {
 
 std::string StepCoordinator::Incomplete() const {
   if (partial_.empty()) return "";
-  const auto& [push, partial] = *partial_.begin();
-  std::vector<uint32_t> missing;
-  for (uint32_t shard = 0; shard < num_shards_; ++shard) {
-    if (!partial.shards[shard]) missing.push_back(shard);
-  }
+  const Push& push = partial_.begin()->first;
+  const Partial& partial = partial_.begin()->second;
+  const auto missing = NumbersWhere(num_shards_, [&](uint32_t shard) { return !partial.shards[shard]; });
   return absl::StrCat("step ", push.first, ": the push of rank ", push.second, " is not complete on shard ",
                       absl::StrJoin(missing, ", "));
 }

@@ -24,7 +24,7 @@ namespace ps {
 class StepCoordinator {
  public:
   // The mode's own instance of the chief.
-  StepCoordinator(std::unique_ptr<Mode> mode, uint32_t num_shards);
+  StepCoordinator(std::unique_ptr<Mode> mode, uint32_t num_shards) : mode_(std::move(mode)), num_shards_(num_shards) {}
 
   const Mode& mode() const { return *mode_; }
 

@@ -3,16 +3,15 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/status.h"
 
 namespace ps {
 
 absl::StatusOr<bool> ToldLayouts::Offer(const std::string& hash) {
   if (Find(hash) != nullptr) return true;
   if (offers_ >= kMostAtOnce) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the layouts of ", offers_, " other workers are being told: ask again"));
+    return ResourceExhausted("the layouts of ", offers_, " other workers are being told: ask again");
   }
   ++offers_;
   return false;

@@ -61,11 +61,11 @@ ABSL_FLAG(std::optional<float>, outer_momentum, ps::ModeOptions().outer_momentum
           "outer learning rate of 1; default: 0, none");
 ABSL_FLAG(std::string, outer_sync, ps::ModeOptions().outer_sync,
           "diloco: barrier: the mean difference of all workers is applied; quorum: that of the first --quorum, and of "
-          "those that come within --grace; async: each worker's is, when it comes");
+          "those that come within --quorum_grace; async: each worker's is, when it comes");
 ABSL_FLAG(uint32_t, quorum, ps::ModeOptions().quorum,
           "diloco with --outer_sync=quorum: so many workers' differences make a round; the others' join a later one");
 ABSL_FLAG(
-    std::string, grace, ps::ModeOptions().grace,
+    std::string, quorum_grace, ps::ModeOptions().grace,
     "diloco with --outer_sync=quorum: how long a round waits for more differences once the quorum is there; auto: "
     "what --overlap hides of it");
 ABSL_FLAG(std::string, outer_weighting, ps::ModeOptions().outer_weighting,
@@ -201,7 +201,7 @@ ModeOptions ModeOptionsFromFlags() {
   options.outer_momentum = absl::GetFlag(FLAGS_outer_momentum);
   options.outer_sync = absl::GetFlag(FLAGS_outer_sync);
   options.quorum = absl::GetFlag(FLAGS_quorum);
-  options.grace = absl::GetFlag(FLAGS_grace);
+  options.grace = absl::GetFlag(FLAGS_quorum_grace);
   options.outer_weighting = absl::GetFlag(FLAGS_outer_weighting);
   options.dn_buffer = absl::GetFlag(FLAGS_dn_buffer);
   options.fragments = absl::GetFlag(FLAGS_fragments);

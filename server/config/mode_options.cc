@@ -9,6 +9,7 @@
 #include "common/optimizers/hyperparameters.h"
 #include "common/optimizers/optimizer.h"
 #include "common/slices.h"
+#include "common/status.h"
 #include "common/text.h"
 
 namespace ps {
@@ -17,6 +18,8 @@ namespace {
 constexpr uint32_t kMaxSteps = 1'000'000;  // Local ones, and of staleness.
 constexpr uint64_t kMaxAverageSteps = 1ULL << 40;
 constexpr double kMaxAverageEpochs = 1e6;
+
+constexpr const char* kLossActions[] = {"fail", "wait", "continue"};  // By LossAction.
 
 std::optional<LossAction> ParseLossAction(const std::string& text) {
   for (const LossAction action : {LossAction::kFail, LossAction::kWait, LossAction::kContinue}) {
@@ -61,18 +64,19 @@ struct Row {
   }
 };
 
-absl::Status OkIf(bool good, const std::string& problem) {
-  return good ? absl::OkStatus() : absl::InvalidArgumentError(problem);
+template <typename... Parts>
+absl::Status OkIf(bool good, const Parts&... problem) {
+  return good ? absl::OkStatus() : InvalidArgument(problem...);
 }
 
 // 0 or more, below `high`, which NaN is not.
 absl::Status CheckBelow(const std::string& flag, float value, float high) {
-  return OkIf(value >= 0 && value < high, absl::StrCat("--", flag, "=", value, ": expected 0 or more, below ", high));
+  return OkIf(value >= 0 && value < high, "--", flag, "=", value, ": expected 0 or more, below ", high);
 }
 
 absl::Status CheckChoice(const std::string& flag, const std::string& value, const std::string& one,
                          const std::string& other) {
-  return OkIf(value == one || value == other, absl::StrCat("--", flag, "=", value, ": expected ", one, " or ", other));
+  return OkIf(value == one || value == other, "--", flag, "=", value, ": expected ", one, " or ", other);
 }
 
 absl::Status CheckOuter(float Hyperparameters::*field, float value) {
@@ -85,8 +89,8 @@ absl::Status CheckOuterOptimizer(const ModeOptions& o) {
   const bool async = o.outer_sync == "async";
   const std::vector<std::string> names = async ? std::vector<std::string>{"sgd", "nesterov"} : OuterOptimizerNames();
   return OkIf(std::find(names.begin(), names.end(), o.outer_optimizer) != names.end(),
-              absl::StrCat("--outer_optimizer=", o.outer_optimizer, ": expected ",
-                           async ? "sgd or nesterov, with --outer_sync=async" : OuterOptimizerChoices()));
+              "--outer_optimizer=", o.outer_optimizer, ": expected ",
+              async ? "sgd or nesterov, with --outer_sync=async" : OuterOptimizerChoices());
 }
 
 absl::Status CheckCount(const std::string& flag, uint32_t value, uint32_t least, uint32_t most) {
@@ -102,35 +106,30 @@ absl::Status CheckSteps(const std::string& flag, uint32_t value, uint32_t least)
 // P divides H, and an exchange ends before the next begins.
 absl::Status CheckFragments(const ModeOptions& o) {
   const uint32_t steps = o.batches_per_round();
-  if (o.fragments < 1 || o.fragments > kMaxFragments || steps % o.fragments != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("--fragments=", o.fragments, ": expected 1 to ", kMaxFragments,
-                                                   ", of which --local_steps=", steps, " is a multiple"));
-  }
-  return absl::OkStatus();
+  return OkIf(o.fragments >= 1 && o.fragments <= kMaxFragments && steps % o.fragments == 0, "--fragments=", o.fragments,
+              ": expected 1 to ", kMaxFragments, ", of which --local_steps=", steps, " is a multiple");
 }
 
 absl::Status CheckOuterSync(const std::string& sync) {
-  return OkIf(sync == "barrier" || sync == "quorum" || sync == "async",
-              absl::StrCat("--outer_sync=", sync, ": expected barrier, quorum or async"));
+  return OkIf(sync == "barrier" || sync == "quorum" || sync == "async", "--outer_sync=", sync,
+              ": expected barrier, quorum or async");
 }
 
 absl::Status CheckQuorum(uint32_t quorum, uint32_t num_workers) {
-  return OkIf(quorum >= 1 && quorum <= num_workers,
-              absl::StrCat("--quorum=", quorum, ": with --outer_sync=quorum, expected how many of the --num_workers=",
-                           num_workers, " make a round"));
+  return OkIf(quorum >= 1 && quorum <= num_workers, "--quorum=", quorum,
+              ": with --outer_sync=quorum, expected how many of the --num_workers=", num_workers, " make a round");
 }
 
 absl::Status CheckGrace(const ModeOptions& o) {
   PS_ASSIGN_OR_RETURN(const auto grace, ParseGrace(o.grace));
   return OkIf(grace.has_value() || o.overlap > 0,
-              "--grace=auto: it is a part of the time that --overlap hides, which is 0");
+              "--quorum_grace=auto: it is a part of the time that --overlap hides, which is 0");
 }
 
 absl::Status CheckOverlap(const ModeOptions& o) {
   const uint32_t between = o.batches_per_round() / std::max(o.fragments, 1U);
-  return OkIf(
-      o.overlap < std::max(between, 1U),
-      absl::StrCat("--overlap=", o.overlap, ": expected less than --local_steps / --fragments (", between, ")"));
+  return OkIf(o.overlap < std::max(between, 1U), "--overlap=", o.overlap,
+              ": expected less than --local_steps / --fragments (", between, ")");
 }
 
 std::vector<Row> Rows(const ModeOptions& o, uint32_t num_workers) {
@@ -144,7 +143,7 @@ std::vector<Row> Rows(const ModeOptions& o, uint32_t num_workers) {
        {},
        ToString(o.loss_action()),
        OkIf(o.on_worker_loss.empty() || ParseLossAction(o.on_worker_loss).has_value(),
-            absl::StrCat("--on_worker_loss=", o.on_worker_loss, ": expected fail, wait or continue"))},
+            "--on_worker_loss=", o.on_worker_loss, ": expected fail, wait or continue")},
       {"max_staleness", {"asp"}, o.max_staleness.has_value() ? absl::StrCat(*o.max_staleness) : "none", {}},
       {"staleness_lr", {"asp"}, o.staleness_lr, CheckChoice("staleness_lr", o.staleness_lr, "none", "inverse")},
       {"delay_compensation",
@@ -155,8 +154,8 @@ std::vector<Row> Rows(const ModeOptions& o, uint32_t num_workers) {
       {"backup_workers",
        {"backup"},
        absl::StrCat(o.backup_workers),
-       OkIf(o.backup_workers < num_workers,
-            absl::StrCat("--backup_workers=", o.backup_workers, ": expected less than --num_workers=", num_workers))},
+       OkIf(o.backup_workers < num_workers, "--backup_workers=", o.backup_workers,
+            ": expected less than --num_workers=", num_workers)},
       {"local_steps",
        {"local_sgd", "diloco", "easgd"},
        absl::StrCat(o.batches_per_round()),
@@ -185,7 +184,7 @@ std::vector<Row> Rows(const ModeOptions& o, uint32_t num_workers) {
        absl::StrCat(o.quorum),
        CheckQuorum(o.quorum, num_workers),
        {{"diloco", "outer_sync", o.outer_sync, {"quorum"}}}},
-      {"grace", {"diloco"}, o.grace, CheckGrace(o), {{"diloco", "outer_sync", o.outer_sync, {"quorum"}}}},
+      {"quorum_grace", {"diloco"}, o.grace, CheckGrace(o), {{"diloco", "outer_sync", o.outer_sync, {"quorum"}}}},
       {"dn_buffer",
        {"diloco"},
        absl::StrCat(o.buffer(num_workers)),
@@ -193,16 +192,13 @@ std::vector<Row> Rows(const ModeOptions& o, uint32_t num_workers) {
        {{"diloco", "outer_sync", o.outer_sync, {"async"}}}},
       {"fragments", {"diloco"}, absl::StrCat(o.fragments), CheckFragments(o)},
       {"overlap", {"diloco"}, absl::StrCat(o.overlap), CheckOverlap(o)},
-      {"mix",
-       {"diloco"},
-       ExactText(o.mix),
-       OkIf(o.mix >= 0 && o.mix <= 1, absl::StrCat("--mix=", o.mix, ": expected 0 to 1"))},
+      {"mix", {"diloco"}, ExactText(o.mix), OkIf(o.mix >= 0 && o.mix <= 1, "--mix=", o.mix, ": expected 0 to 1")},
       {"easgd_alpha",
        {"easgd"},
        ExactText(alpha),
-       OkIf(o.easgd_alpha >= 0 && static_cast<float>(num_workers) * alpha < 1,
-            absl::StrCat("--easgd_alpha=", o.easgd_alpha, ": expected more than 0 and less than 1 / --num_workers (",
-                         num_workers, "), or 0 for 0.9 / --num_workers"))}};
+       OkIf(o.easgd_alpha >= 0 && static_cast<float>(num_workers) * alpha < 1, "--easgd_alpha=", o.easgd_alpha,
+            ": expected more than 0 and less than 1 / --num_workers (", num_workers,
+            "), or 0 for 0.9 / --num_workers")}};
 }
 
 }  // namespace
@@ -215,9 +211,9 @@ absl::StatusOr<AverageEvery> ParseAverageEvery(const std::string& text) {
       epochs ? absl::SimpleAtod(number, &every.epochs) && every.epochs > 0 && every.epochs <= kMaxAverageEpochs
              : absl::SimpleAtoi(number, &every.steps) && every.steps > 0 && every.steps <= kMaxAverageSteps;
   if (good) return every;
-  return absl::InvalidArgumentError(absl::StrCat(
+  return InvalidArgument(
       "--average_every=", text,
-      ": with --local_sync=gradients, expected after how many batches weights are averaged, as in 200 or 0.5epochs"));
+      ": with --local_sync=gradients, expected after how many batches weights are averaged, as in 200 or 0.5epochs");
 }
 
 absl::StatusOr<std::optional<std::chrono::nanoseconds>> ParseGrace(const std::string& text) {
@@ -226,21 +222,10 @@ absl::StatusOr<std::optional<std::chrono::nanoseconds>> ParseGrace(const std::st
   if (absl::ParseDuration(text, &grace) && grace >= absl::ZeroDuration() && grace <= absl::FromChrono(kMaxGrace)) {
     return absl::ToChronoNanoseconds(grace);
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--grace=", text, ": expected auto or a time from 0s to 1h, as in 500ms or 2s"));
+  return InvalidArgument("--quorum_grace=", text, ": expected auto or a time from 0s to 1h, as in 500ms or 2s");
 }
 
-std::string ToString(LossAction action) {
-  switch (action) {
-    case LossAction::kFail:
-      return "fail";
-    case LossAction::kWait:
-      return "wait";
-    case LossAction::kContinue:
-      break;
-  }
-  return "continue";
-}
+std::string ToString(LossAction action) { return kLossActions[static_cast<int>(action)]; }
 
 LossAction ModeOptions::loss_action() const {
   if (const std::optional<LossAction> chosen = ParseLossAction(on_worker_loss); chosen.has_value()) return *chosen;
@@ -283,9 +268,8 @@ bool AppliesGradients(const ModeOptions& options) {
 void ValidateModeOptions(const ModeOptions& options, uint32_t num_workers, Problems& problems) {
   const std::string mode = CanonicalMode(options.name);
   const std::vector<std::string> modes = {"bsp", "asp", "ssp", "backup", "local_sgd", "diloco", "easgd"};
-  problems.Check(std::find(modes.begin(), modes.end(), mode) != modes.end(),
-                 absl::StrCat("--mode=", options.name,
-                              ": expected bsp (sync), asp (async), ssp, backup, local_sgd, diloco or easgd"));
+  problems.Check(std::find(modes.begin(), modes.end(), mode) != modes.end(), "--mode=", options.name,
+                 ": expected bsp (sync), asp (async), ssp, backup, local_sgd, diloco or easgd");
   for (const Row& row : Rows(options, num_workers)) {
     if (row.UsedBy(options)) problems.Check(row.check);
   }

@@ -11,7 +11,7 @@
 #include "common/problems.h"
 #include "common/status.h"
 #include "common/text.h"
-#include "server/config/settings.h"
+#include "server/config/options.h"
 
 namespace ps {
 namespace {
@@ -23,14 +23,14 @@ void CheckNormsOverShards(const OptimizerSetup& setup, const ModeOptions& option
   const std::string mode = CanonicalMode(options.name);
   if (num_shards < 2 || (mode != "asp" && mode != "ssp")) return;
   const auto optimizer = MakeOptimizer(setup.optimizer);
-  problems.Check(!optimizer.ok() || !(*optimizer)->uses_trust_ratio(),
-                 absl::StrCat("--optimizer=", setup.optimizer, ": in --mode=", options.name,
-                              " it needs --num_shards=1: its step depends on the norms of whole tensors, and the "
-                              "servers' weights are never of the same pushes"));
+  problems.Check(!optimizer.ok() || !(*optimizer)->uses_trust_ratio(), "--optimizer=", setup.optimizer,
+                 ": in --mode=", options.name,
+                 " it needs --num_shards=1: its step depends on the norms of whole tensors, and the "
+                 "servers' weights are never of the same pushes");
   problems.Check(!setup.clip.needs_norms() || mode != "asp" || options.delay_compensation == 0,
-                 absl::StrCat("--delay_compensation=", options.delay_compensation,
-                              ": with --clip_norm or --clip_tensor_norm it needs --num_shards=1: a compensated "
-                              "gradient depends on the weights, which differ between the shards in --mode=asp"));
+                 "--delay_compensation=", options.delay_compensation,
+                 ": with --clip_norm or --clip_tensor_norm it needs --num_shards=1: a compensated "
+                 "gradient depends on the weights, which differ between the shards in --mode=asp");
 }
 
 constexpr size_t kMaxShownBytes = 64;  // A message shows so much of a name from the wire.
@@ -74,7 +74,7 @@ absl::StatusOr<HyperparameterValues> ValuesOf(const HyperparameterMessages& mess
                                               const std::string& outer, bool running) {
   Problems problems;
   problems.Check(!running || !messages.empty(), "expected NAME=VALUE");
-  problems.Check(messages.size() <= kMaxValues, absl::StrCat("expected at most ", kMaxValues, " values"));
+  problems.Check(messages.size() <= kMaxValues, "expected at most ", kMaxValues, " values");
   HyperparameterValues values;
   const std::vector<const HyperparameterInfo*> rows = RowsOf(optimizer, outer);
   for (int i = 0; i < std::min(messages.size(), kMaxValues); ++i) {
@@ -84,16 +84,15 @@ absl::StatusOr<HyperparameterValues> ValuesOf(const HyperparameterMessages& mess
         std::find_if(rows.begin(), rows.end(), [&](const auto* each) { return each->flag == message.name(); });
     if (row == rows.end()) {
       const std::string choices = Choices(optimizer, outer, running);
-      problems.Check(false, absl::StrCat(shown, ": ", WhyNot(message.name(), optimizer, outer),
-                                         choices.empty() ? "" : absl::StrCat("; expected one of ", choices)));
+      problems.Check(false, shown, ": ", WhyNot(message.name(), optimizer, outer),
+                     choices.empty() ? "" : absl::StrCat("; expected one of ", choices));
       continue;
     }
     const HyperparameterInfo* const info = *row;
-    problems.Check(info->may_change || !running,
-                   absl::StrCat(shown, ": cannot change while the job runs: it is ", info->meaning));
-    problems.Check(info->range.Contains(message.value()), absl::StrCat(shown, ": expected ", info->range.ToString()));
-    problems.Check(values.emplace(message.name(), message.value()).second,
-                   absl::StrCat(shown, ": ", message.name(), " is given twice"));
+    problems.Check(info->may_change || !running, shown, ": cannot change while the job runs: it is ", info->meaning);
+    problems.Check(info->range.Contains(message.value()), shown, ": expected ", info->range.ToString());
+    problems.Check(values.emplace(message.name(), message.value()).second, shown, ": ", message.name(),
+                   " is given twice");
   }
   if (const absl::Status status = problems.ToStatus(); !status.ok()) return status;
   return values;
@@ -130,22 +129,27 @@ void ValidateOptimizerSetup(const OptimizerSetup& setup, const ModeOptions& mode
                             Problems& problems) {
   if (setup.optimizer == kFromWorker) return;
   if (setup.optimizer == kLocal) {
-    problems.Check(!AppliesGradients(mode),
-                   absl::StrCat("--optimizer=", kLocal, ": in --mode=", mode.name,
-                                " servers apply gradients; it is for local_sgd, diloco and easgd, where workers do"));
+    problems.Check(!AppliesGradients(mode), "--optimizer=", kLocal, ": in --mode=", mode.name,
+                   " servers apply gradients; it is for local_sgd, diloco and easgd, where workers do");
     return;
   }
-  problems.Check(MakeOptimizer(setup.optimizer).ok(),
-                 absl::StrCat("--optimizer=", setup.optimizer, ": expected ", OptimizerFlagChoices()));
+  problems.Check(MakeOptimizer(setup.optimizer).ok(), "--optimizer=", setup.optimizer, ": expected ",
+                 OptimizerFlagChoices());
   for (const HyperparameterInfo& each : HyperparameterTable()) problems.Check(each.Check(setup.hyperparameters));
-  ValidateClipOptions(setup.clip, problems);
+  for (const ClipFlag& each : ClipFlags()) {
+    const float limit = (setup.clip.*each.field).value_or(1);
+    problems.Check(std::isfinite(limit) && limit > 0, "--", each.flag, "=", limit, ": expected a number above 0");
+  }
   CheckNormsOverShards(setup, mode, num_shards, problems);
 }
 
 std::map<std::string, std::string> SettingsOf(const OptimizerSetup& setup) {
   if (setup.optimizer == kFromWorker || setup.optimizer == kLocal) return {{"optimizer", setup.optimizer}};
-  std::map<std::string, std::string> settings = ClipSettings(setup.clip);
-  settings["optimizer"] = setup.optimizer;
+  std::map<std::string, std::string> settings = {{"optimizer", setup.optimizer}};
+  for (const ClipFlag& each : ClipFlags()) {
+    const std::optional<float> limit = setup.clip.*each.field;
+    settings[each.flag] = limit.has_value() ? ExactText(*limit) : "none";
+  }
   for (const auto& [name, value] : ValuesOf(setup.hyperparameters, setup.optimizer)) settings[name] = ExactText(value);
   return settings;
 }
@@ -156,7 +160,7 @@ absl::StatusOr<OptimizerSetup> SetupOf(const v1::OptimizerSettings& message, con
   Problems problems;
   OptimizerSetup setup = MakeSetup(message.optimizer(), DefaultHyperparameters(message.optimizer()), {}, mode);
   HyperparameterValues values;
-  problems.Read(CheckInitialValues(message.hyperparameters(), setup.optimizer), values);
+  problems.Read(ValuesOf(message.hyperparameters(), setup.optimizer, /*outer=*/"", /*running=*/false), values);
   setup.hyperparameters = Changed(setup.hyperparameters, values);
   if (message.has_clip_value()) setup.clip.value = message.clip_value();
   if (message.has_clip_tensor_norm()) setup.clip.tensor_norm = message.clip_tensor_norm();
@@ -197,31 +201,8 @@ std::string ClipHelp(std::optional<float> ClipOptions::*field) {
   return "";
 }
 
-void ValidateClipOptions(const ClipOptions& options, Problems& problems) {
-  for (const ClipFlag& each : ClipFlags()) {
-    const std::optional<float> limit = options.*each.field;
-    if (!limit.has_value()) continue;
-    problems.Check(std::isfinite(*limit) && *limit > 0,
-                   absl::StrCat("--", each.flag, "=", *limit, ": expected a number above 0"));
-  }
-}
-
-std::map<std::string, std::string> ClipSettings(const ClipOptions& options) {
-  std::map<std::string, std::string> settings;
-  for (const ClipFlag& each : ClipFlags()) {
-    const std::optional<float> limit = options.*each.field;
-    settings[each.flag] = limit.has_value() ? ExactText(*limit) : "none";
-  }
-  return settings;
-}
-
 absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& messages, const OptimizerSetup& setup) {
   return ValuesOf(messages, setup.optimizer, setup.outer, /*running=*/true);
-}
-
-absl::StatusOr<HyperparameterValues> CheckInitialValues(const HyperparameterMessages& messages,
-                                                        const std::string& optimizer) {
-  return ValuesOf(messages, optimizer, /*outer=*/"", /*running=*/false);
 }
 
 HyperparameterValues FromProto(const HyperparameterMessages& messages) {
@@ -250,15 +231,11 @@ HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const Opti
   return values;
 }
 
-std::string ToString(const HyperparameterValues& values) {
-  return absl::StrJoin(values, " ", [](std::string* out, const auto& each) {
+std::string ToString(const HyperparameterValues& values, const std::optional<Schedule>& schedule) {
+  const std::string text = absl::StrJoin(values, " ", [](std::string* out, const auto& each) {
     absl::StrAppend(out, each.first, "=", ExactText(each.second));
   });
-}
-
-std::string ToString(const HyperparameterValues& values, const std::optional<Schedule>& schedule) {
-  if (!schedule.has_value()) return ToString(values);
-  return absl::StrCat(ToString(values), values.empty() ? "" : " ", ToString(*schedule));
+  return schedule.has_value() ? absl::StrCat(text, values.empty() ? "" : " ", ToString(*schedule)) : text;
 }
 
 nlohmann::ordered_json ToJson(const HyperparameterValues& values) {
@@ -276,31 +253,25 @@ OptimizerTerms::OptimizerTerms(const OptimizerSetup& flags, ModeOptions mode, ui
 }
 
 absl::Status OptimizerTerms::CheckSame(const v1::JoinRequest& request) const {
+  if (!request.has_optimizer()) {
+    if (!leaves_to_workers() && !from_worker_) return absl::OkStatus();
+    return FailedPrecondition(
+        "the servers ", from_worker_ ? "take the optimizer from" : "leave the optimizer to",
+        " the workers (--optimizer=", from_worker_ ? kFromWorker : kLocal,
+        "), but this worker brings none: start the servers with --optimizer=", OptimizerChoices());
+  }
   if (leaves_to_workers()) {
-    if (!request.has_optimizer()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("the servers leave the optimizer to the workers (--optimizer=", kLocal,
-                       "), but this worker brings none: start the servers with --optimizer=", OptimizerChoices()));
-    }
     const v1::OptimizerSettings& theirs = request.optimizer();
     const bool clips = theirs.has_clip_value() || theirs.has_clip_tensor_norm() || theirs.has_clip_norm();
     if (!clips) return absl::OkStatus();
-    return absl::FailedPreconditionError(
-        absl::StrCat("the worker's optimizer: the servers leave it to the worker (--optimizer=", kLocal,
-                     "), so nobody clips gradients for it: clip them before the step"));
-  }
-  if (!request.has_optimizer()) {
-    if (!from_worker_) return absl::OkStatus();
-    return absl::FailedPreconditionError(
-        absl::StrCat("the servers take the optimizer from the workers (--optimizer=", kFromWorker,
-                     "), but this worker brings none: start the servers with --optimizer=", OptimizerChoices()));
+    return FailedPrecondition("the worker's optimizer: the servers leave it to the worker (--optimizer=", kLocal,
+                              "), so nobody clips gradients for it: clip them before the step");
   }
   PS_ASSIGN_OR_RETURN(const OptimizerSetup theirs,
                       Annotate(SetupOf(request.optimizer(), mode_, num_shards_), "the worker's optimizer"));
   if (from_worker_ && only_sgd_ && theirs.optimizer != "sgd") {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the worker's optimizer is ", theirs.optimizer,
-                     ": with --compress servers apply sgd; --momentum_correction has workers apply momentum"));
+    return FailedPrecondition("the worker's optimizer is ", theirs.optimizer,
+                              ": with --compress servers apply sgd; --momentum_correction has workers apply momentum");
   }
   if (!setup_.has_value()) return absl::OkStatus();
   std::map<std::string, std::string> ours = SettingsOf(*setup_);
@@ -310,8 +281,8 @@ absl::Status OptimizerTerms::CheckSame(const v1::JoinRequest& request) const {
   const std::string differences =
       DifferentSettings(ours, {other.begin(), other.end()}, from_worker_ ? "the job has" : "the servers have");
   if (differences.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("the worker's optimizer differs from ",
-                                                    from_worker_ ? "the job's: " : "the servers': ", differences));
+  return FailedPrecondition("the worker's optimizer differs from ",
+                            from_worker_ ? "the job's: " : "the servers': ", differences);
 }
 
 bool OptimizerTerms::UsesNorms(const v1::JoinRequest& request) const {

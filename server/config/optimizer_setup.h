@@ -79,22 +79,12 @@ const std::vector<ClipFlag>& ClipFlags();
 // The help of one field's flag.
 std::string ClipHelp(std::optional<float> ClipOptions::*field);
 
-// Notes every problem, by flag.
-void ValidateClipOptions(const ClipOptions& options, Problems& problems);
-
-// The flags and their values as text: what all servers share.
-std::map<std::string, std::string> ClipSettings(const ClipOptions& options);
-
 // Hyperparameters by name, as they are set, told and shown while a job runs.
 using HyperparameterMessages = google::protobuf::RepeatedPtrField<v1::Hyperparameter>;
 
 // What a message holds. INVALID_ARGUMENT names every problem, one a line: a name that is unknown, that neither
 // optimizer uses, that cannot change or that comes twice; a value out of its range; or that the message is empty.
 absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& messages, const OptimizerSetup& setup);
-
-// The same for the hyperparameters that a job begins with: a message may hold any that the optimizer uses, or none.
-absl::StatusOr<HyperparameterValues> CheckInitialValues(const HyperparameterMessages& messages,
-                                                        const std::string& optimizer);
 
 // What a message holds that the chief has checked.
 HyperparameterValues FromProto(const HyperparameterMessages& messages);
@@ -105,10 +95,8 @@ HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const std:
 // The same, and those of the outer optimizer.
 HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const OptimizerSetup& setup);
 
-// "learning_rate=0.01 momentum=0.5"
-std::string ToString(const HyperparameterValues& values);
-// The same with the schedule, if a change replaces it: "learning_rate=0.01 schedule=constant".
-std::string ToString(const HyperparameterValues& values, const std::optional<Schedule>& schedule);
+// "learning_rate=0.01 momentum=0.5", and with the schedule, if a change replaces it: "… schedule=constant".
+std::string ToString(const HyperparameterValues& values, const std::optional<Schedule>& schedule = {});
 // {"learning_rate":0.01,"momentum":0.5}, with the same digits.
 nlohmann::ordered_json ToJson(const HyperparameterValues& values);
 

@@ -7,13 +7,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/clock.h"
 #include "common/endpoint.h"
 #include "common/problems.h"
 #include "common/slices.h"
 #include "common/status.h"
 #include "common/text.h"
-#include "server/config/settings.h"
 #include "server/config/shard_options.h"
 
 namespace ps {
@@ -35,23 +35,22 @@ void CheckAddresses(const ServerOptions& options, Problems& problems) {
   const absl::StatusOr<Endpoint> listen = ParseEndpoint("listen", options.listen);
   problems.Check(listen.status());
   if (listen.ok()) {
-    problems.Check(listen->is_local() || options.insecure,
-                   absl::StrCat("--listen=", options.listen,
-                                ": reachable from other machines, without TLS; add --insecure if the network is "
-                                "trusted, or listen on 127.0.0.1"));
+    problems.Check(listen->is_local() || options.insecure, "--listen=", options.listen,
+                   ": reachable from other machines, without TLS; add --insecure if the network is "
+                   "trusted, or listen on 127.0.0.1");
   }
   if (!options.advertise.empty()) problems.Check(ParseEndpoint("advertise", options.advertise).status());
   if (options.shard > 0) {
     problems.Check(!options.chief.empty(), "--chief: a server with --shard above 0 needs the address of server 0");
   } else {
-    problems.Check(options.chief.empty(), absl::StrCat("--chief=", options.chief, ": server 0 is the chief itself"));
+    problems.Check(options.chief.empty(), "--chief=", options.chief, ": server 0 is the chief itself");
   }
   if (!options.chief.empty()) problems.Check(ParseEndpoint("chief", options.chief).status());
 }
 
 void CheckBudget(const ServerOptions& options, Problems& problems) {
-  problems.Check(options.budget == "share" || options.budget == "job",
-                 absl::StrCat("--budget=", options.budget, ": expected share or job"));
+  problems.Check(options.budget == "share" || options.budget == "job", "--budget=", options.budget,
+                 ": expected share or job");
   const bool averages_gradients =
       CanonicalMode(options.mode.name) == "local_sgd" && options.mode.local_sync == "gradients";
   problems.Check(options.budget != "job" || !averages_gradients,
@@ -78,10 +77,10 @@ absl::StatusOr<float> ParseTopK(const std::string& text) {
   if (decimal && absl::SimpleAtof(number, &fraction) && fraction * kSliceElements >= 1 && fraction <= kMostTopK) {
     return fraction;
   }
-  return absl::InvalidArgumentError(absl::StrCat("--compress=", Printable(text, kMaxNameBytes),
-                                                 ": expected none, or topk:FRACTION with a fraction "
-                                                 "of 1/32768 to ",
-                                                 kMostTopK, " (topk:0.01)"));
+  return InvalidArgument("--compress=", Printable(text, kMaxNameBytes),
+                         ": expected none, or topk:FRACTION with a fraction "
+                         "of 1/32768 to ",
+                         kMostTopK, " (topk:0.01)");
 }
 
 // topk:0.010 is topk:0.01.
@@ -94,9 +93,8 @@ void CheckWireFormat(const ServerOptions& options, Problems& problems) {
   for (const auto& [flag, name] :
        {std::pair("wire_dtype", options.wire_dtype), std::pair("weights_wire_dtype", options.weights_wire_dtype)}) {
     const std::optional<WireType> type = ParseWireType(name);
-    problems.Check(type.has_value(),
-                   absl::StrCat("--", flag, "=", Printable(name, kMaxNameBytes), ": expected float32, bfloat16",
-                                flag == absl::string_view("wire_dtype") ? ", float16 or e3m0" : " or float16"));
+    problems.Check(type.has_value(), "--", flag, "=", Printable(name, kMaxNameBytes), ": expected float32, bfloat16",
+                   flag == absl::string_view("wire_dtype") ? ", float16 or e3m0" : " or float16");
   }
   problems.Check(ParseWireType(options.weights_wire_dtype) != WireType::kE3m0,
                  "--weights_wire_dtype=e3m0: only pushes are sent so; weights need more bits (bfloat16)");
@@ -106,14 +104,12 @@ void CheckWireFormat(const ServerOptions& options, Problems& problems) {
   problems.Check(!options.error_feedback || compresses || options.wire_dtype != ToString(WireType::kFloat32),
                  "--error_feedback: has no meaning with --wire_dtype=float32, which loses nothing");
   const float decay = options.error_feedback_decay;
-  problems.Check(decay > 0 && decay <= 1,
-                 absl::StrCat("--error_feedback_decay=", decay, ": expected above 0 and at most 1"));
-  problems.Check(decay == 1 || options.error_feedback || compresses,
-                 absl::StrCat("--error_feedback_decay=", decay,
-                              ": has no meaning without --error_feedback or --compress=topk:FRACTION"));
+  problems.Check(decay > 0 && decay <= 1, "--error_feedback_decay=", decay, ": expected above 0 and at most 1");
+  problems.Check(decay == 1 || options.error_feedback || compresses, "--error_feedback_decay=", decay,
+                 ": has no meaning without --error_feedback or --compress=topk:FRACTION");
   const float momentum = options.momentum_correction;
-  problems.Check(momentum >= 0 && momentum < 1,
-                 absl::StrCat("--momentum_correction=", momentum, ": expected at least 0 and less than 1"));
+  problems.Check(momentum >= 0 && momentum < 1, "--momentum_correction=", momentum,
+                 ": expected at least 0 and less than 1");
   const std::string correction = absl::StrCat("--momentum_correction=", momentum);
   problems.Check(momentum == 0 || compresses, correction + ": has no meaning without --compress=topk:FRACTION");
   problems.Check(!options.weights_delta || compresses,
@@ -123,17 +119,16 @@ void CheckWireFormat(const ServerOptions& options, Problems& problems) {
   // optimizers are theirs, and what they push are differences of weights.
   const bool gradients = AppliesGradients(options.mode);
   const bool known = options.optimizer != kFromWorker;  // Else a join says it (OptimizerTerms).
-  problems.Check(!gradients || !known || options.optimizer == "sgd",
-                 absl::StrCat("--optimizer=", options.optimizer, ": with --compress=", options.compress,
-                              " servers apply sgd; --momentum_correction has workers apply momentum"));
+  problems.Check(!gradients || !known || options.optimizer == "sgd", "--optimizer=", options.optimizer,
+                 ": with --compress=", options.compress,
+                 " servers apply sgd; --momentum_correction has workers apply momentum");
   problems.Check(!options.weights_delta || !known || options.hyperparameters.weight_decay == 0,
-                 absl::StrCat("--weights_delta: has no meaning with --weight_decay=",
-                              options.hyperparameters.weight_decay, ", which changes all weights"));
-  problems.Check(!options.weights_delta || gradients,
-                 absl::StrCat("--weights_delta: in --mode=", options.mode.name,
-                              " workers push differences of weights, and all weights are sent back"));
-  problems.Check(momentum == 0 || gradients,
-                 absl::StrCat(correction, ": in --mode=", options.mode.name, " workers have optimizers of their own"));
+                 "--weights_delta: has no meaning with --weight_decay=", options.hyperparameters.weight_decay,
+                 ", which changes all weights");
+  problems.Check(!options.weights_delta || gradients, "--weights_delta: in --mode=", options.mode.name,
+                 " workers push differences of weights, and all weights are sent back");
+  problems.Check(momentum == 0 || gradients, correction, ": in --mode=", options.mode.name,
+                 " workers have optimizers of their own");
 }
 
 }  // namespace
@@ -163,23 +158,22 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
   Problems problems;
   CheckAddresses(options, problems);
   const std::string& memory = options.shared_memory;
-  problems.Check(memory == "auto" || memory == "off" || memory == "require",
-                 absl::StrCat("--shared_memory=", memory, ": expected auto, off or require"));
+  problems.Check(memory == "auto" || memory == "off" || memory == "require", "--shared_memory=", memory,
+                 ": expected auto, off or require");
   problems.Check(CheckText("--local_socket", options.local_socket, kMaxAddressBytes));
   problems.Check(!absl::StartsWith(options.local_socket, "@") && !absl::StartsWith(options.local_socket, "unix:"),
-                 absl::StrCat("--local_socket=", options.local_socket, ": expected the path of a file"));
-  problems.Check(options.local_socket.empty() || memory != "off",
-                 absl::StrCat("--local_socket=", options.local_socket, ": has no meaning with --shared_memory=off"));
+                 "--local_socket=", options.local_socket, ": expected the path of a file");
+  problems.Check(options.local_socket.empty() || memory != "off", "--local_socket=", options.local_socket,
+                 ": has no meaning with --shared_memory=off");
   problems.Check(options.local_socket.empty() || options.listen != "unix:" + options.local_socket,
-                 absl::StrCat("--local_socket=", options.local_socket, ": is the path of --listen"));
+                 "--local_socket=", options.local_socket, ": is the path of --listen");
   problems.Check(!options.job.empty(), "--job: expected a name");
   problems.Check(CheckText("--job", options.job, kMaxNameBytes));
   problems.CheckRange("num_workers", options.num_workers, 1U, kMaxWorkers);
   problems.CheckRange("num_shards", options.num_shards, 1U, kMaxShards);
   // No number of a shard is right where there are no shards.
-  problems.Check(options.num_shards == 0 || options.shard < options.num_shards,
-                 absl::StrCat("--shard=", options.shard, ": expected 0 to ", int64_t{options.num_shards} - 1,
-                              " (--num_shards=", options.num_shards, ")"));
+  problems.Check(options.num_shards == 0 || options.shard < options.num_shards, "--shard=", options.shard,
+                 ": expected 0 to ", int64_t{options.num_shards} - 1, " (--num_shards=", options.num_shards, ")");
   ValidateModeOptions(options.mode, options.num_workers, problems);
   CheckBudget(options, problems);
   CheckCheckpoints(options, problems);
@@ -192,8 +186,8 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
   problems.CheckPositive("progress_timeout", options.progress_timeout, absl::Hours(240));
   problems.CheckPositive("connect_timeout", options.connect_timeout, absl::Hours(24));
   problems.CheckRange("max_versions", options.max_versions, 1, 64);
-  problems.Check(ParseStreamWhen(options.stream).has_value(),
-                 absl::StrCat("--stream=", options.stream, ": expected auto, always or never"));
+  problems.Check(ParseStreamWhen(options.stream).has_value(), "--stream=", options.stream,
+                 ": expected auto, always or never");
   problems.CheckRange("max_parked", options.max_parked, uint64_t{0}, kMaxParked);
   problems.CheckRange("apply_threads", options.apply_threads, 0, 256);
   return problems.ToStatus();
@@ -215,6 +209,31 @@ std::map<std::string, std::string> SharedSettings(const ServerOptions& options) 
   settings["momentum_correction"] = ExactText(options.momentum_correction);
   settings["num_shards"] = absl::StrCat(options.num_shards);
   return settings;
+}
+
+std::string DifferentSettings(const std::map<std::string, std::string>& ours,
+                              const google::protobuf::Map<std::string, std::string>& theirs,
+                              const std::string& who_has) {
+  std::vector<std::string> differences;
+  for (const auto& [flag, value] : ours) {
+    const auto found = theirs.find(flag);
+    const std::string other = found == theirs.end() ? "(unset)" : found->second;
+    if (other != value) differences.push_back(absl::StrCat("--", flag, "=", other, " (", who_has, " ", value, ")"));
+  }
+  return absl::StrJoin(differences, ", ");
+}
+
+absl::StatusOr<CheckpointEvery> ParseCheckpointEvery(const std::string& text) {
+  uint64_t versions = 0;  // Also of "60s" this becomes 60, though that is no number.
+  absl::Duration time;
+  if (absl::SimpleAtoi(text, &versions)) {
+    if (versions > 0) return CheckpointEvery{.versions = versions};
+  } else if (absl::ParseDuration(text, &time) && time >= absl::Milliseconds(100) && time <= absl::Hours(24 * 365)) {
+    return CheckpointEvery{.time = ToChrono(time)};
+  }
+  return InvalidArgument("--checkpoint_every=", Printable(text, kMaxNameBytes),
+                         ": expected a number of versions above 0 (100), or a time of at least "
+                         "100 ms (30s)");
 }
 
 }  // namespace ps

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <google/protobuf/map.h>
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -24,7 +25,7 @@ struct ServerOptions {
   std::string listen = "127.0.0.1:0";
   std::string advertise;               // Empty: what it listens on, with the host name for 0.0.0.0 and [::].
   bool insecure = false;               // Listen beyond this machine without TLS.
-  std::string shared_memory = "auto";  // For workers of this host: auto, off or require (that it can be offered).
+  std::string shared_memory = "auto";  // Workers of this host use it: auto, off or require (that it can be offered).
   std::string local_socket;            // Where they ask for it; empty: a name in the network namespace.
 
   std::string job = "default";
@@ -42,16 +43,16 @@ struct ServerOptions {
 
   absl::Duration lease = absl::Seconds(10);                // Workers have it, and a shard's link to the chief.
   absl::Duration replacement_timeout = absl::Seconds(60);  // A lost worker's rank is kept for another so long.
-  absl::Duration reconnect_grace = absl::Seconds(1);       // For a worker whose connection broke to reconnect.
+  absl::Duration reconnect_grace = absl::Seconds(1);       // A worker whose connection broke reconnects in it.
   absl::Duration progress_timeout = absl::Minutes(10);     // A running job without a step for this long fails.
-  absl::Duration connect_timeout = absl::Seconds(30);      // For a shard to find the chief.
+  absl::Duration connect_timeout = absl::Seconds(30);      // A shard finds the chief in it.
   bool keep_running = false;                               // Stay when the job has ended.
 
   std::string checkpoint_dir;                         // Empty: none are taken.
   std::string checkpoint_every = "60s";               // Versions, or a duration (CheckpointEvery).
   uint32_t keep_checkpoints = 3;                      // The newest.
   std::string restore = "auto";                       // Or latest, none, or a path.
-  absl::Duration server_timeout = absl::Seconds(60);  // For a server that died to come back.
+  absl::Duration server_timeout = absl::Seconds(60);  // A server that died comes back in it.
   absl::Duration cut_timeout = absl::Seconds(1);      // An attempt to bring all shards to one point takes so long.
 
   uint64_t max_inflight_bytes = 0;     // Gradients take so many at most; 0: two pushes a worker.
@@ -62,10 +63,10 @@ struct ServerOptions {
   std::string wire_dtype = "float32";  // Pushes carry weights so: float32, bfloat16, float16 or e3m0.
   std::string weights_wire_dtype = "float32";  // Replies carry weights so.
   bool error_feedback = false;                 // Workers keep what rounding takes away.
-  float error_feedback_decay = 1;              // With error feedback: so much of it is added to the next push.
+  float error_feedback_decay = 1;              // So much of what error feedback keeps is added to the next push.
   std::string compress = "none";               // Or topk:FRACTION, of the elements that pushes carry of weights.
-  bool weights_delta = false;                  // With topk: servers send what has changed of weights.
-  float momentum_correction = 0;               // With topk: workers apply this momentum, before they compress.
+  bool weights_delta = false;                  // It needs topk: servers send what has changed of weights.
+  float momentum_correction = 0;               // It needs topk: workers apply this momentum, before they compress.
   int apply_threads = 0;                       // 0: as many as processors, at most 8.
 
   std::string metrics_file;
@@ -89,5 +90,18 @@ ModeOptions ModeOptionsOf(const ServerOptions& options);
 // The flags that all servers of a job must share, by name; flags of modes and optimizers are among them if they are
 // used.
 std::map<std::string, std::string> SharedSettings(const ServerOptions& options);
+
+// Where the settings of another (a worker, a shard) differ: "--seed=2 (the job has 1), …"; `who_has` is "the job has".
+std::string DifferentSettings(const std::map<std::string, std::string>& ours,
+                              const google::protobuf::Map<std::string, std::string>& theirs,
+                              const std::string& who_has);
+
+// How often a checkpoint is taken: after so many versions, or after a time.
+struct CheckpointEvery {
+  uint64_t versions = 0;  // 0: by time.
+  std::chrono::nanoseconds time{0};
+};
+// "100" or "30s". INVALID_ARGUMENT, naming --checkpoint_every.
+absl::StatusOr<CheckpointEvery> ParseCheckpointEvery(const std::string& text);
 
 }  // namespace ps

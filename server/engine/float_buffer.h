@@ -36,7 +36,7 @@ class FloatBuffer {
   size_t size_;
   SharedMemory shared_;
   std::unique_ptr<float[], Free> own_;
-  float* data_;  // In one of the two.
+  float* data_;  // It points into one of the two.
 };
 
 // Buffers that belong together (weights; all tensors of an optimizer's state), and how many hold them. Held buffers are

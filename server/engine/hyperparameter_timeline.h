@@ -48,8 +48,8 @@ class HyperparameterTimeline {
   // The schedule that this version, which is not made yet, will be made with.
   Schedule ScheduleAt(uint64_t version) const;
 
-  // For a checkpoint of the newest version: what it was made with, and the changes that are pending. (What pushes for
-  // later versions have told is left out: those pushes come again.)
+  // What a checkpoint of the newest version keeps: what it was made with, and the changes that are pending. (What
+  // pushes for later versions have told is left out: those pushes come again.)
   struct Saved {
     Hyperparameters made_with;
     Schedule schedule;

@@ -66,7 +66,7 @@ class Ledger {
     return last == nullptr ? 0 : last->step + 1;
   }
 
-  // For a checkpoint. Whether an answer was told is not kept: nobody asks again for a push of an earlier generation.
+  // What a checkpoint keeps; not whether an answer was told: nobody asks again for a push of an earlier generation.
   std::vector<Last> Lasts() const {
     std::vector<Last> lasts;
     for (const auto& [rank, entry] : entries_) lasts.push_back(entry);
@@ -81,5 +81,15 @@ class Ledger {
   uint64_t highest_ = 0;
   std::set<uint32_t> told_;  // Ranks whose last push was told to be applied.
 };
+
+// The step that the rank pushes next, after this push.
+inline v1::RankStep StepAfter(const Ledger::Last& last) {
+  v1::RankStep step;
+  step.set_rank(last.rank);
+  step.set_incarnation(last.incarnation);
+  step.set_next_step(last.step + 1);
+  step.set_runs(last.runs);
+  return step;
+}
 
 }  // namespace ps

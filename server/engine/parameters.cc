@@ -15,7 +15,7 @@
 namespace ps {
 namespace {
 
-constexpr size_t kNamedReaders = 8;  // In a message; of more, the number is told.
+constexpr size_t kNamedReaders = 8;  // A message names no more; of others it tells the number.
 
 // Nearly all weights have changed for a worker that is further behind.
 constexpr size_t kMostUpdates = 64;
@@ -50,9 +50,9 @@ VersionPin::Sent VersionPin::sent(size_t local) const {
       .type = rounded_};
 }
 
-uint8_t* RoundedBuffer::At(const ShardLayout& layout, size_t local) const {
-  if (data == nullptr || layout.tensor(local).kind != TensorKind::kWeight) return nullptr;
-  return data + static_cast<size_t>(layout.slice(local).shard_offset) * WireBytes(type);
+RoundedWeights RoundedAt(const RoundedWeights& all, const ShardLayout& layout, size_t local) {
+  if (all.to == nullptr || layout.tensor(local).kind != TensorKind::kWeight) return {};
+  return {.to = all.to + static_cast<size_t>(layout.slice(local).shard_offset) * WireBytes(all.type), .type = all.type};
 }
 
 Parameters::Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<float> state, size_t max_versions,
@@ -72,8 +72,6 @@ Parameters::Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<fl
   MutexLock lock(hook_->mutex);
   hook_->call = std::move(on_release);
 }
-
-Parameters::~Parameters() { ClearOnRelease(); }
 
 void Parameters::ClearOnRelease() {
   MutexLock lock(hook_->mutex);
@@ -97,27 +95,26 @@ absl::Status Parameters::AddInitial(uint64_t sender, const std::vector<ReceivedS
   return absl::OkStatus();
 }
 
-RoundedBuffer Parameters::RoundedOf(HeldBuffers& buffers) const {
+RoundedWeights Parameters::RoundedOf(HeldBuffers& buffers) const {
   if (!buffers.rounded.has_value()) return {};
-  return {.data = reinterpret_cast<uint8_t*>(buffers.rounded->data()), .type = rounded_};
+  return {.to = reinterpret_cast<uint8_t*>(buffers.rounded->data()), .type = rounded_};
 }
 
 absl::Status Parameters::RoundSlice(size_t local) {
   const SliceInfo& info = layout_->slice(local);
-  uint8_t* const to = RoundedOf(*weights_.current()).At(*layout_, local);
+  uint8_t* const to = RoundedAt(RoundedOf(*weights_.current()), *layout_, local).to;
   const float* const values = weights_.current()->tensors[0].data() + info.shard_offset;
   if (to == nullptr || RoundHalf(values, static_cast<size_t>(info.elements), rounded_, to, BestIsa())) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("tensor ", layout_->tensor(local).name,
-                   ": a value is not finite, or too large for --weights_wire_dtype=", ToString(rounded_)));
+  return InvalidArgument("tensor ", layout_->tensor(local).name,
+                         ": a value is not finite, or too large for --weights_wire_dtype=", ToString(rounded_));
 }
 
 absl::Status Parameters::CheckInitialised() const {
   if (initialised()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("initial values: ", initial_slices_, " of the ", layout_->slices(),
-                                                 " slices of shard ", layout_->shard(), " arrived"));
+  return InvalidArgument("initial values: ", initial_slices_, " of the ", layout_->slices(), " slices of shard ",
+                         layout_->shard(), " arrived");
 }
 
 Parameters::Update Parameters::BeginRestore() {
@@ -182,17 +179,11 @@ Snapshot Parameters::TakeSnapshot() {
   return snapshot;
 }
 
-std::string Parameters::DescribeReaders(TimePoint now) const {
-  return ps::DescribeReaders(version() + 1, max_versions_, readers_->All(), now);
-}
-
 Parameters::Update Parameters::Current() const {
   Check(weights_.next() == nullptr, "no update has begun");
   Update update;
   update.weights = weights_.current()->tensors[0].data();
-  for (size_t k = 0; k < state_.current()->tensors.size(); ++k) {
-    update.state[k] = state_.current()->tensors[k].data();
-  }
+  for (size_t k = 0; k < state_.current()->tensors.size(); ++k) update.state[k] = state_.current()->tensors[k].data();
   return update;
 }
 
@@ -225,8 +216,6 @@ bool Parameters::BeginUpdate(Update* update, bool may_be_in_place) {
   hook_->blocked = false;
   return true;
 }
-
-bool Parameters::BeginSpeculativeUpdate(Update* update) { return Begin(/*in_place=*/false, update); }
 
 void Parameters::Publish(uint64_t versions, SkippedUpdates skipped) {
   const uint64_t next = version() + versions;
@@ -280,8 +269,8 @@ absl::Status Readers::May(const Reader& reader, uint64_t current) const {
   }
   const size_t most = std::clamp<size_t>(max_versions_ - 1, 1, 2);
   if (held <= most) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(reader.ToString(), " is still reading ", held - 1,
-                                             held == 2 ? " older version" : " older versions"));
+  return Unavailable(reader.ToString(), " is still reading ", held - 1,
+                     held == 2 ? " older version" : " older versions");
 }
 
 Readers::Entry Readers::Add(Reading reading) {
@@ -306,11 +295,11 @@ std::vector<Reading> Readers::All() const {
   return readings;
 }
 
-std::string DescribeReaders(uint64_t wanted_version, size_t max_versions, const std::vector<Reading>& readings,
-                            TimePoint now) {
+std::string Parameters::DescribeReaders(TimePoint now) const {
+  const std::vector<Reading> readings = readers_->All();
   const size_t named = std::min(readings.size(), kNamedReaders);
   std::string text =
-      absl::StrCat("version ", wanted_version, ": waiting for readers that hold all of --max_versions=", max_versions,
+      absl::StrCat("version ", version() + 1, ": waiting for readers that hold all of --max_versions=", max_versions_,
                    " weight buffers: ",
                    absl::StrJoin(readings.begin(), readings.begin() + static_cast<ptrdiff_t>(named), ", ",
                                  [now](std::string* out, const Reading& reading) {

@@ -31,6 +31,7 @@
 #include "common/sync.h"
 #include "ps/v1/ps.pb.h"
 #include "server/engine/float_buffer.h"
+#include "server/engine/reduce.h"
 #include "server/engine/shard_layout.h"
 #include "server/engine/thread_pool.h"
 
@@ -84,10 +85,6 @@ class Readers {
   std::multimap<Key, Reading> readings_ ABSL_GUARDED_BY(mutex_);
 };
 
-// "version 7: waiting for readers that hold all of --max_versions=4 weight buffers: rank 1 (version 5, for 2 s), …"
-std::string DescribeReaders(uint64_t wanted_version, size_t max_versions, const std::vector<Reading>& readings,
-                            TimePoint now);
-
 // Which elements of each slice have changed from one version to a later one, where that is known: what --weights_delta
 // sends to a worker that has the earlier one.
 
@@ -98,7 +95,7 @@ using ChangedPositions = std::shared_ptr<const std::vector<uint16_t>>;
 struct VersionChanges {
   uint64_t from = 0;
   uint64_t to = 0;
-  std::vector<ChangedPositions> slices;  // By local index. Each is written once, by who builds the slice.
+  std::vector<ChangedPositions> slices;  // At local indices. Each is written once, by who builds the slice.
   size_t positions = 0;                  // All slices have so many; counted when all are built.
 
   void Count();
@@ -159,14 +156,8 @@ class VersionPin {
   std::shared_ptr<const ChangeHistory> history_;  // Up to it; null: it is not kept, or this version is in the making.
 };
 
-// Where a version's weights are rounded to elements of two bytes, if they are.
-struct RoundedBuffer {
-  uint8_t* data = nullptr;
-  WireType type = WireType::kFloat32;
-
-  // Where a slice's are; null: its elements are not rounded.
-  uint8_t* At(const ShardLayout& layout, size_t local) const;
-};
+// Where a slice's are, of all that are rounded; null: its elements are not.
+RoundedWeights RoundedAt(const RoundedWeights& all, const ShardLayout& layout, size_t local);
 
 // How many versions were made without any gradient of a slice, and so are none of its updates, by the slice's local
 // index. It belongs to the optimizer's state.
@@ -200,8 +191,8 @@ class Parameters {
   struct Update {
     const float* weights = nullptr;
     float* new_weights = nullptr;
-    RoundedBuffer new_rounded;
-    VersionChanges* changes = nullptr;  // To be written for each slice; null: nobody asks.
+    RoundedWeights new_rounded;
+    VersionChanges* changes = nullptr;  // They are written for each slice; null: nobody asks.
     const float* state[kMaxStateTensors] = {};
     float* new_state[kMaxStateTensors] = {};
   };
@@ -215,7 +206,7 @@ class Parameters {
   Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<float> state, size_t max_versions, size_t max_kept,
              std::function<void()> on_release, bool shared = false, WireType rounded = WireType::kFloat32,
              bool keeps_changes = false);
-  ~Parameters();
+  ~Parameters() { ClearOnRelease(); }
 
   // on_release is not called any more from now on. Waits for a call in progress.
   void ClearOnRelease();
@@ -275,7 +266,7 @@ class Parameters {
   bool BeginUpdate(Update* update, bool may_be_in_place = true);
   // Begins an update that may be abandoned: never in place. False, and on_release does not follow, if there is no other
   // buffer.
-  bool BeginSpeculativeUpdate(Update* update);
+  bool BeginSpeculativeUpdate(Update* update) { return Begin(/*in_place=*/false, update); }
   bool has_spare() const { return weights_.has_spare() && state_.has_spare(); }
   // Makes what was begun the current version, whose number grows by `versions`. `skipped`: the skipped updates up to
   // it; null: as before.
@@ -289,7 +280,7 @@ class Parameters {
  private:
   struct ReleaseHook;
   bool Begin(bool in_place, Update* update);
-  RoundedBuffer RoundedOf(HeldBuffers& buffers) const;
+  RoundedWeights RoundedOf(HeldBuffers& buffers) const;
   // Rounds a slice of the current version, whose values were brought or restored rather than made from another's.
   absl::Status RoundSlice(size_t local);
   std::shared_ptr<const HeldBuffers> Hold(const std::shared_ptr<HeldBuffers>& buffers, std::function<void()> released);
@@ -306,7 +297,7 @@ class Parameters {
   BufferRing state_;
   std::shared_ptr<VersionChanges> making_;  // The update that has begun makes them.
   std::shared_ptr<const ChangeHistory> history_;
-  bool updated_ = false;  // Since the initial values, or those of a checkpoint.
+  bool updated_ = false;  // There was an update since the initial values, or a checkpoint's.
   SkippedUpdates skipped_;
   uint64_t builds_ = 0;  // So many updates have begun.
   uint64_t initial_sender_ = 0;

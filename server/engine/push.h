@@ -35,7 +35,7 @@ struct Push {
   SliceRanges carries;
   std::vector<bool> left_out;
   const void* session = nullptr;  // It brought the newest of the slices; never dereferenced.
-  std::vector<Payload> slices;    // By local index; see has().
+  std::vector<Payload> slices;    // A slice's local index is its place; see has().
   size_t received = 0;            // So many slices are here,
   size_t absent = 0;              // and so many of these, and of those that it leaves out, are absent.
   size_t expected = 0;            // So many slices come, if the push is not empty.

@@ -118,16 +118,10 @@ void ReduceSparse(std::span<const GradientTerm> terms, size_t begin, size_t elem
 // The sum of this block's gradients, which are read where they were received.
 void Reduce(std::span<const GradientTerm> terms, size_t begin, size_t elements, Isa isa, float* sum) {
   if (terms.front().gradient->sparse() != nullptr) return ReduceSparse(terms, begin, elements, sum);
-  switch (terms.front().gradient->type()) {
-    case WireType::kFloat32:
-      return ReduceAs<FloatElement>(terms, begin, elements, isa, sum);
-    case WireType::kBfloat16:
-      return ReduceAs<HalfElement<Bfloat16>>(terms, begin, elements, isa, sum);
-    case WireType::kFloat16:
-      return ReduceAs<HalfElement<Float16>>(terms, begin, elements, isa, sum);
-    case WireType::kE3m0:
-      break;  // It was unpacked when it arrived.
-  }
+  const WireType type = terms.front().gradient->type();  // A kE3m0 was unpacked when it arrived.
+  if (type == WireType::kFloat32) return ReduceAs<FloatElement>(terms, begin, elements, isa, sum);
+  if (type == WireType::kBfloat16) return ReduceAs<HalfElement<Bfloat16>>(terms, begin, elements, isa, sum);
+  if (type == WireType::kFloat16) return ReduceAs<HalfElement<Float16>>(terms, begin, elements, isa, sum);
 }
 
 // The slice's block from `begin` on, but for its gradient. What is not there stays null.
@@ -152,7 +146,7 @@ bool IsChangeable(const VersionInput& version) {
 // all finite. A value that is not makes a sum that is not.
 bool Gradient(const VersionInput& version, size_t begin, size_t elements, const float* weights, Isa isa, float* sum) {
   Reduce(version.terms, begin, elements, isa, sum);
-  const bool finite = !IsChangeable(version) || AllFinite(sum, elements, isa);  // In the first-level cache.
+  const bool finite = !IsChangeable(version) || AllFinite(sum, elements, isa);  // They are in the first-level cache.
   if (version.delay_compensation != 0) {
     RunKernel<CompensateKernel>(isa, elements, weights, version.pulled + begin, version.delay_compensation, sum);
   }
@@ -190,30 +184,19 @@ const float* GradientOf(const VersionInput& version, size_t begin, const Optimiz
   return sum;
 }
 
+// w ← w + share·(g − w); with a share of 1, w ← g.
 struct MoveTowardsKernel {
   PS_KERNEL void Run(size_t elements, const float* pushed, const float* values, float* new_values, float share) {
+    if (share == 1) {
+      std::copy_n(pushed, elements, new_values);
+      return;
+    }
 #pragma omp simd
     for (size_t i = 0; i < elements; ++i) new_values[i] = values[i] + share * (pushed[i] - values[i]);
   }
 };
 
-// w ← w + share·(g − w); with a share of 1, w ← g.
-class MoveTowards final : public Optimizer {
- public:
-  explicit MoveTowards(float share) : share_(share) {}
-  int state_tensors() const override { return 0; }
-  void Apply(const OptimizerBlock& block, const UpdateContext& /*context*/, Isa isa) const override {
-    if (share_ == 1) {
-      std::copy(block.gradient, block.gradient + block.elements, block.new_weights);
-    } else {
-      RunKernel<MoveTowardsKernel>(isa, block.elements, block.gradient, block.weights, block.new_weights, share_);
-    }
-  }
-
- private:
-  const float share_;
-};
-
+// w ← w + share·g
 struct AddShareKernel {
   PS_KERNEL void Run(size_t elements, const float* pushed, const float* values, float* new_values, float share) {
 #pragma omp simd
@@ -221,13 +204,13 @@ struct AddShareKernel {
   }
 };
 
-// w ← w + share·g
-class AddShare final : public Optimizer {
+template <typename Kernel>
+class ShareStep final : public Optimizer {
  public:
-  explicit AddShare(float share) : share_(share) {}
+  explicit ShareStep(float share) : share_(share) {}
   int state_tensors() const override { return 0; }
   void Apply(const OptimizerBlock& block, const UpdateContext& /*context*/, Isa isa) const override {
-    RunKernel<AddShareKernel>(isa, block.elements, block.gradient, block.weights, block.new_weights, share_);
+    RunKernel<Kernel>(isa, block.elements, block.gradient, block.weights, block.new_weights, share_);
   }
 
  private:
@@ -338,10 +321,10 @@ std::optional<size_t> FindNotFinite(const std::vector<ReceivedSlice>& slices, Is
 }
 
 BufferSteps::BufferSteps(float mean_share, float difference_share)
-    : assign_(std::make_unique<MoveTowards>(1.0F)),
-      mean_(std::make_unique<MoveTowards>(mean_share)),
-      add_(std::make_unique<AddShare>(1.0F)),
-      add_share_(std::make_unique<AddShare>(difference_share)) {}
+    : assign_(std::make_unique<ShareStep<MoveTowardsKernel>>(1.0F)),
+      mean_(std::make_unique<ShareStep<MoveTowardsKernel>>(mean_share)),
+      add_(std::make_unique<ShareStep<AddShareKernel>>(1.0F)),
+      add_share_(std::make_unique<ShareStep<AddShareKernel>>(difference_share)) {}
 
 const Optimizer& BufferSteps::Of(TensorKind kind, v1::Contribution contribution) const {
   const bool mean = kind == TensorKind::kBufferMean;

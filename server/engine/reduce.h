@@ -22,7 +22,7 @@ struct GradientTerm {
 
 // What one version is made of: g = Σ cᵣ·gᵣ in the order of `terms`, in float32. All gradients are of one type.
 struct VersionInput {
-  std::vector<GradientTerm> terms;  // At least one.
+  std::vector<GradientTerm> terms;  // There is at least one.
   UpdateContext context;
   uint32_t version = 0;  // Its place among the versions of one update, below 32.
   // With delay compensation, g + λ·g⊙g⊙(w − w_pulled) takes g's place; w_pulled has as many elements as the slice.

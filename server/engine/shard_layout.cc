@@ -10,25 +10,22 @@ namespace {
 // That these are the job's type of elements, and some of them where only some are sent.
 absl::Status CheckForm(const Payload& payload, const PushFormat& format, int64_t elements) {
   if (payload.sent_as() != format.type) {
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         "its elements are ", ToString(payload.sent_as()), ", expected ", ToString(format.type),
-        format.type == WireType::kFloat32 ? "" : absl::StrCat(" (--wire_dtype=", ToString(format.type), ")")));
+        format.type == WireType::kFloat32 ? "" : absl::StrCat(" (--wire_dtype=", ToString(format.type), ")"));
   }
   const auto sent = static_cast<size_t>(format.Sent(elements));
   const SparseValues* const sparse = payload.sparse().get();
   if (static_cast<int64_t>(sent) == elements) {
     if (!payload.has_positions()) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("it has positions, though all of its ", elements, " elements are to be sent"));
+    return InvalidArgument("it has positions, though all of its ", elements, " elements are to be sent");
   }
   if (sparse == nullptr || sparse->positions.empty() || sparse->positions.size() > sent) {
-    return absl::InvalidArgumentError(absl::StrCat(sparse == nullptr ? 0 : sparse->positions.size(),
-                                                   " positions; expected 1 to ", sent, ", of ", elements,
-                                                   " elements (--compress)"));
+    return InvalidArgument(sparse == nullptr ? 0 : sparse->positions.size(), " positions; expected 1 to ", sent,
+                           ", of ", elements, " elements (--compress)");
   }
   if (sparse->positions.back() < elements) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("position ", sparse->positions.back(), ": it has ", elements, " elements"));
+  return InvalidArgument("position ", sparse->positions.back(), ": it has ", elements, " elements");
 }
 
 }  // namespace
@@ -53,13 +50,11 @@ uint64_t ShardLayout::pushed_bytes(size_t local) const {
 
 absl::StatusOr<size_t> ShardLayout::LocalIndex(const ReceivedSlice& received, Of of) const {
   if (received.index >= local_.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("slice ", received.index, ": the model's slices are 0 to ", local_.size() - 1));
+    return InvalidArgument("slice ", received.index, ": the model's slices are 0 to ", local_.size() - 1);
   }
   const SliceInfo& info = plan_.slices()[received.index];
   if (local_[received.index] < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("slice ", received.index, " is shard ", info.shard, "'s, not shard ", shard_, "'s"));
+    return InvalidArgument("slice ", received.index, " is shard ", info.shard, "'s, not shard ", shard_, "'s");
   }
   const TensorSpec& tensor = plan_.layout()[info.tensor];
   const bool absent = of == Of::kPush && received.payload.absent();
@@ -70,9 +65,8 @@ absl::StatusOr<size_t> ShardLayout::LocalIndex(const ReceivedSlice& received, Of
   }
   const size_t expected = absent ? 0 : WireBytes(format.type, static_cast<size_t>(info.elements));
   if (received.payload.sparse() == nullptr && received.payload.sent_bytes() != expected) {
-    return absl::InvalidArgumentError(absl::StrCat("slice ", received.index, " of tensor ", tensor.name, ": ",
-                                                   received.payload.sent_bytes(), " bytes, expected ", expected,
-                                                   absent ? ", as it is absent" : ""));
+    return InvalidArgument("slice ", received.index, " of tensor ", tensor.name, ": ", received.payload.sent_bytes(),
+                           " bytes, expected ", expected, absent ? ", as it is absent" : "");
   }
   return static_cast<size_t>(local_[received.index]);
 }

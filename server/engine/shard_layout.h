@@ -33,7 +33,7 @@ class ShardLayout {
   bool is_pushed(size_t local) const { return IsPushed(tensor(local).kind); }
   size_t pushed_slices() const { return plan_.pushed_shard_slices(shard_).size(); }
   uint64_t pushed_bytes() const { return pushed_bytes_; }
-  // Of one slice that they carry.
+  // The bytes of one slice that they carry.
   uint64_t pushed_bytes(size_t local) const;
 
   // Floats of all slices, and of a buffer that holds them (each slice is padded).

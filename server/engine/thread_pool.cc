@@ -20,8 +20,7 @@ void ThreadPool::Stop() {
   }
 }
 
-std::shared_ptr<ThreadPool::Task> ThreadPool::MakeTask(size_t items, std::function<void(size_t)> work,
-                                                       std::function<void()> done) {
+void ThreadPool::Add(size_t items, std::function<void(size_t)> work, std::function<void()> done, bool behind) {
   if (items == 0) {  // Nothing to do but to be done, in its turn.
     items = 1;
     work = [](size_t) {};
@@ -30,29 +29,11 @@ std::shared_ptr<ThreadPool::Task> ThreadPool::MakeTask(size_t items, std::functi
   task->items = items;
   task->work = std::move(work);
   task->done = std::move(done);
-  return task;
-}
-
-void ThreadPool::Post(size_t items, std::function<void(size_t)> work, std::function<void()> done) {
-  std::shared_ptr<Task> task = MakeTask(items, std::move(work), std::move(done));
   {
     MutexLock lock(mutex_);
-    tasks_.push_back(std::move(task));
+    (behind ? behind_ : tasks_).push_back(std::move(task));
   }
-  if (items > 1) {
-    posted_.NotifyAll();
-  } else {
-    posted_.NotifyOne();
-  }
-}
-
-void ThreadPool::PostBehind(size_t items, std::function<void(size_t)> work, std::function<void()> done) {
-  std::shared_ptr<Task> task = MakeTask(items, std::move(work), std::move(done));
-  {
-    MutexLock lock(mutex_);
-    behind_.push_back(std::move(task));
-  }
-  posted_.NotifyOne();
+  items > 1 && !behind ? posted_.NotifyAll() : posted_.NotifyOne();
 }
 
 void ThreadPool::Run() {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/sync.h"
@@ -27,11 +28,15 @@ class ThreadPool {
 
   // Calls work(i) once for each i in [0, items), spread over the threads, then done() on the thread that finished last.
   // Does not wait. Tasks are begun in the order in which they were posted.
-  void Post(size_t items, std::function<void(size_t)> work, std::function<void()> done);
+  void Post(size_t items, std::function<void(size_t)> work, std::function<void()> done) {
+    Add(items, std::move(work), std::move(done), /*behind=*/false);
+  }
 
   // The same behind all that Post is given, before and after: by one thread at a time, task after task and item after
   // item, where nothing of Post's is left to begin, and else one item now and then.
-  void PostBehind(size_t items, std::function<void(size_t)> work, std::function<void()> done);
+  void PostBehind(size_t items, std::function<void(size_t)> work, std::function<void()> done) {
+    Add(items, std::move(work), std::move(done), /*behind=*/true);
+  }
 
   // Works on what is posted, on this thread, until nothing is left. Returns whether anything was.
   bool RunPosted();
@@ -44,7 +49,7 @@ class ThreadPool {
     std::atomic<size_t> next = 0;
     std::atomic<size_t> finished = 0;
   };
-  static std::shared_ptr<Task> MakeTask(size_t items, std::function<void(size_t)> work, std::function<void()> done);
+  void Add(size_t items, std::function<void(size_t)> work, std::function<void()> done, bool behind);
   void Run();
   // Does what is next; false: there is nothing, and, if it waits, there will be nothing more. `worked`: the thread's
   // items since it looked behind them.

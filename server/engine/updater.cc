@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/half_floats.h"
+#include "common/status.h"
 #include "common/text.h"
 
 namespace ps {
@@ -187,8 +188,6 @@ Updater::Part Updater::StartNext(TimePoint now, bool caller_builds) {
   return BeginCommitted(now, caller_builds);
 }
 
-bool Updater::small() const { return static_cast<size_t>(layout_->bytes()) <= max_inline_elements_ * sizeof(float); }
-
 Updater::Part Updater::BeginCommitted(TimePoint now, bool caller_builds) {
   if (!parameters_->BeginUpdate(&current_->memory, /*may_be_in_place=*/!current_->changeable())) {
     if (!blocked_since_.has_value()) blocked_since_ = now;
@@ -203,7 +202,8 @@ Updater::Part Updater::BeginCommitted(TimePoint now, bool caller_builds) {
   std::vector<size_t> all(layout_->slices());
   std::iota(all.begin(), all.end(), size_t{0});
   current_->parts = 1;
-  if (caller_builds && small()) return {.update = current_, .slices = std::move(all)};
+  const bool small = layout_->elements() <= max_inline_elements_;  // One thread builds the whole shard.
+  if (caller_builds && small) return {.update = current_, .slices = std::move(all)};
   Post(all);
   return {};
 }
@@ -369,7 +369,7 @@ void Updater::Update::BuildSlice(size_t local) const {
   const size_t used = inputs.empty() ? 0 : static_cast<size_t>(step.state_tensors());
   for (size_t k = used; k < state_tensors; ++k) copy(slice.state[k], slice.new_state[k]);
   const bool past_caches = layout->bytes() >= kPastCachesBytes && slice.new_weights != slice.weights;
-  const RoundedWeights rounded = {.to = memory.new_rounded.At(*layout, local), .type = memory.new_rounded.type};
+  const RoundedWeights rounded = RoundedAt(memory.new_rounded, *layout, local);
   Applied applied;
   if (!inputs.empty()) {
     applied = ReduceAndApply(inputs, slice, step, UpdaterIsa(), past_caches, rounded);
@@ -513,7 +513,7 @@ absl::Status Updater::Update::NotFinite(const Push& push) const {
                         tensor.kind == TensorKind::kWeight ? Pushed(push) : "value", " of tensor ", tensor.name);
     if (tensor.kind != TensorKind::kWeight) hint.clear();
   }
-  return absl::InvalidArgumentError(absl::StrCat(what, " is not finite", hint));
+  return InvalidArgument(what, " is not finite", hint);
 }
 
 nlohmann::ordered_json Updater::Update::Fields(const Version& version, TimePoint now) {
@@ -554,9 +554,6 @@ SkippedUpdates Updater::Update::SkippedAfter() const {
 
 // ---- What needs all slices first.
 
-using State = Updater::Update::State;
-using Stage = Updater::Update::Stage;
-
 bool Updater::NeedsGradientNorms(const Update& update) const {
   return update.clip.needs_norms() && !update.versions.front().empty() &&
          update.versions.front().clip_factors == nullptr;
@@ -591,17 +588,16 @@ void Updater::NextStage() {
 }
 
 void Updater::Update::MeasureItem(size_t i) {
-  static const Isa isa = BestIsa();
   const size_t local = i % layout->slices();
   if (layout->tensor(local).kind != TensorKind::kWeight) return;  // It is no part of a norm.
   const Version& version = versions[i / layout->slices()];
   if (version.skips(local)) return;  // Nor is what there is no gradient of.
   const VersionInput input = Input(version, local);
   if (stage == Stage::kGradientNorms) {
-    squares[i] = GradientSquares(input, Block(local), isa);
+    squares[i] = GradientSquares(input, Block(local), UpdaterIsa());
     return;
   }
-  const TrustSquares trust = UpdateSquares(input, Block(local), *optimizer, isa);
+  const TrustSquares trust = UpdateSquares(input, Block(local), *optimizer, UpdaterIsa());
   squares[i] = trust.update;
   weight_squares[i] = trust.weights;
 }

@@ -82,7 +82,7 @@ class Updater {
     SkippedUpdates skipped;                // The parameters' before the first version.
     float delay_compensation = 0;
     ClipOptions clip;               // Unset where what is pushed are differences of weights.
-    std::vector<Version> versions;  // At least one; if one is empty, it is the only one.
+    std::vector<Version> versions;  // There is at least one; if one is empty, it is the only one.
     Parameters::Update memory;
     // The first slice (local index) whose new weights are not all finite. Written as slices are built.
     mutable std::atomic<size_t> not_finite = SIZE_MAX;
@@ -91,9 +91,9 @@ class Updater {
     mutable std::atomic<uint32_t> not_finite_versions = 0;
     // What this stage measures, in double, of each slice of each version; written as slices are measured.
     std::vector<double> squares;         // They are the gradient's, or the optimizer's update's.
-    std::vector<double> weight_squares;  // For trust ratios.
+    std::vector<double> weight_squares;  // Trust ratios need them.
 
-    // Under the owner's lock.
+    // The owner's lock protects these.
     State state = State::kCommitted;
     Stage stage = Stage::kNew;
     bool awaits_totals = false;   // This stage waits for them, from the chief.
@@ -145,7 +145,7 @@ class Updater {
     // anew.
     enum class Outcome { kPublished, kNotFinite, kRefused, kAbandoned, kGivenUp };
     Outcome outcome = Outcome::kPublished;
-    std::shared_ptr<const Update> update;  // To be let go of without the lock: it frees the gradients.
+    std::shared_ptr<const Update> update;  // It is let go of without the lock: that frees the gradients.
     Pushes refused = {};
   };
 
@@ -273,8 +273,6 @@ class Updater {
   void Post(const std::vector<size_t>& slices);
   // Gives up the update in the making, and commits anew those of its versions that were finite as they were read.
   Ended RefuseNotFinite();
-  // What the shard has in all is so little that one thread builds it.
-  bool small() const;
 
   bool alone() const { return layout_ == nullptr || layout_->plan().num_shards() == 1; }
   bool NeedsGradientNorms(const Update& update) const;

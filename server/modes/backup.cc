@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "server/modes/gather.h"
 
 namespace ps {
@@ -20,12 +19,9 @@ class Backup final : public Gather {
 
   bool counts_for_any_owner() const override { return false; }
 
-  Admission Admit(const PushHeader& push, uint64_t /*expected*/) const override {
-    if (push.step == step()) return {};
+  Admission Admit(const PushHeader& push, uint64_t expected) const override {
     if (push.step < oldest().step) return {.kind = Admission::Kind::kStale};
-    return {.kind = Admission::Kind::kReject,
-            .why = absl::OutOfRangeError(
-                absl::StrCat("rank ", push.rank, ", step ", push.step, ": the job's current step is ", step()))};
+    return Gather::Admit(push, expected);
   }
 
   Oldest oldest() const override { return {.step = step()}; }

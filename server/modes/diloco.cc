@@ -8,6 +8,7 @@
 
 #include "common/check.h"
 #include "common/status.h"
+#include "server/base/first_of.h"
 #include "server/modes/each_push.h"
 #include "server/modes/gather.h"
 #include "server/modes/grace.h"
@@ -30,9 +31,6 @@ class DilocoAsync final : public EachPush {
  public:
   using EachPush::EachPush;
 
-  bool Takes(v1::Contribution contribution) const override {
-    return contribution == v1::CONTRIBUTION_WEIGHT_DIFFERENCE;
-  }
   float difference_share() const override { return 1.0F / static_cast<float>(options().buffer(num_workers())); }
 };
 
@@ -51,9 +49,6 @@ class DilocoQuorum final : public EachPush {
     fixed.has_value() ? (void)(grace_ = *fixed) : (void)auto_.emplace(num_workers, local.steps(), local.overlap());
   }
 
-  bool Takes(v1::Contribution contribution) const override {
-    return contribution == v1::CONTRIBUTION_WEIGHT_DIFFERENCE;
-  }
   bool weighs_by_samples() const override { return options().outer_weighting == "samples"; }
   float buffer_share() const override { return 1.0F; }
 
@@ -123,11 +118,7 @@ class DilocoQuorum final : public EachPush {
 
   uint64_t step() const override { return version_; }
   std::vector<uint32_t> WaitsFor() const override {
-    std::vector<uint32_t> ranks;
-    for (uint32_t rank = 0; rank < num_workers(); ++rank) {
-      if (live_[rank]) ranks.push_back(rank);
-    }
-    return ranks;
+    return NumbersWhere(num_workers(), [this](uint32_t rank) { return live_[rank]; });
   }
   bool Enough(size_t complete) const override { return complete >= needed(); }
 
@@ -141,7 +132,7 @@ class DilocoQuorum final : public EachPush {
   // The pushes of one fragment that are complete and in no set yet, by rank: their steps.
   struct Round {
     std::map<uint32_t, uint64_t> arrived;
-    uint64_t number = 0;  // Of its window.
+    uint64_t number = 0;  // Its window's.
     TimePoint first_at;
   };
 
@@ -200,7 +191,7 @@ std::unique_ptr<Mode> MakeDiloco(const ModeOptions& options, uint32_t num_worker
   const bool barrier = options.outer_sync == "barrier";
   v1::ModePolicy policy = barrier ? Barrier::Policy() : v1::ModePolicy();
   v1::LocalSteps& local = *policy.mutable_local_steps();
-  local.set_steps(options.batches_per_round() / options.fragments);  // From one fragment to the next.
+  local.set_steps(options.batches_per_round() / options.fragments);  // They lie between two fragments.
   local.set_fragments(options.fragments);
   local.set_overlap(options.overlap);
   local.set_mix(options.mix);

@@ -3,7 +3,6 @@
 
 #include <optional>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,11 +13,9 @@ namespace ps {
 class EachPush : public Mode {
  public:
   EachPush(const ModeOptions& options, uint32_t num_workers, v1::ModePolicy policy = {})
-      : Mode(std::move(policy)), options_(options), num_workers_(num_workers) {}
+      : Mode(options, num_workers, std::move(policy)) {}
 
-  std::string name() const override { return options_.name; }
   bool synchronous() const override { return false; }
-  bool Takes(v1::Contribution contribution) const override { return contribution == v1::CONTRIBUTION_GRADIENT; }
   std::optional<uint64_t> VersionAfter(uint64_t /*step*/) const override { return std::nullopt; }
 
   bool coordinated() const override { return false; }
@@ -26,16 +23,17 @@ class EachPush : public Mode {
   std::optional<uint64_t> AddedUpAs(uint64_t /*step*/) const override { return std::nullopt; }
   bool counts_for_any_owner() const override { return false; }
 
-  float buffer_share() const override { return 1.0F / static_cast<float>(num_workers_); }
+  float buffer_share() const override { return 1.0F / static_cast<float>(num_workers()); }
 
   std::vector<StepSet> SetMembers(const ModeMembers& /*members*/) override { return {}; }
-  Admission Admit(const PushHeader& push, uint64_t expected) const override;
+  Admission Admit(const PushHeader& push, uint64_t expected) const override {
+    return AdmitOnly(expected, push, "the next step of this rank is ");
+  }
   std::vector<StepSet> Complete(const PushHeader& push) override { return {{.step = push.step, .ranks = {push.rank}}}; }
   void Dropped(uint32_t /*rank*/, uint64_t /*step*/) override {}
   void Decided(const StepSet& /*set*/) override {}
   bool WasDecided(const StepSet& /*set*/) const override { return false; }
   bool WasDecided(uint32_t /*rank*/, uint64_t /*step*/) const override { return false; }
-  LossAction OnLoss() const override { return loss_action_; }
   uint64_t StartStep(uint64_t highest, uint64_t /*applied*/) const override { return highest; }
 
   uint64_t step() const override { return 0; }
@@ -46,15 +44,6 @@ class EachPush : public Mode {
 
   nlohmann::ordered_json Save() const override { return {{"mode", name()}}; }
   absl::Status Load(const nlohmann::ordered_json& state) override { return CheckSavedMode(state, name()); }
-
- protected:
-  const ModeOptions& options() const { return options_; }
-  uint32_t num_workers() const { return num_workers_; }
-
- private:
-  const ModeOptions options_;
-  const LossAction loss_action_ = options_.loss_action();  // It is asked for each rank of each step.
-  const uint32_t num_workers_;
 };
 
 }  // namespace ps

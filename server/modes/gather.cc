@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "server/base/first_of.h"
 
 namespace ps {
 
 Gather::Gather(const ModeOptions& options, uint32_t num_workers, v1::ModePolicy policy, Needs needs)
-    : Mode(std::move(policy)), options_(options), needs_(needs), ranks_(num_workers) {
+    : Mode(options, num_workers, std::move(policy)), needs_(needs), ranks_(num_workers) {
   CountNeeded();
 }
 
@@ -29,8 +29,9 @@ std::vector<StepSet> Gather::SetMembers(const ModeMembers& members) {
 
 void Gather::CountNeeded() {
   done_ = missing_ = 0;
+  const LossAction on_loss = options().loss_action();
   for (Rank& rank : ranks_) {
-    rank.needed = needs_(rank, loss_action_);
+    rank.needed = needs_(rank, on_loss);
     if (rank.needed && !rank.arrived) ++missing_;
     if (rank.state == Rank::State::kDone) ++done_;
   }
@@ -70,11 +71,7 @@ std::vector<StepSet> Gather::Fixed() const {
 }
 
 std::vector<uint32_t> Gather::WaitsFor() const {
-  std::vector<uint32_t> missing;
-  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (ranks_[rank].needed && !ranks_[rank].arrived) missing.push_back(rank);
-  }
-  return missing;
+  return NumbersWhere(ranks_.size(), [this](uint32_t rank) { return ranks_[rank].needed && !ranks_[rank].arrived; });
 }
 
 std::optional<uint32_t> Gather::NeedsDone(const std::set<uint32_t>& begun) const {
@@ -84,8 +81,6 @@ std::optional<uint32_t> Gather::NeedsDone(const std::set<uint32_t>& begun) const
   }
   return {};
 }
-
-nlohmann::ordered_json Gather::Save() const { return {{"mode", name()}, {"step", step_}}; }
 
 absl::Status Gather::Load(const nlohmann::ordered_json& state) {
   PS_ASSIGN_OR_RETURN(const uint64_t step, SavedNumber(state, name(), "step"));
@@ -105,19 +100,8 @@ v1::ModePolicy Barrier::Policy() {
   return policy;
 }
 
-Admission Barrier::Admit(const PushHeader& push, uint64_t /*expected*/) const {
-  if (push.step == step()) return {};
-  return {.kind = Admission::Kind::kReject,
-          .why = absl::OutOfRangeError(
-              absl::StrCat("rank ", push.rank, ", step ", push.step, ": the job's current step is ", step()))};
-}
-
 std::vector<uint32_t> Barrier::ExpectedContributors() const {
-  std::vector<uint32_t> expected;
-  for (uint32_t rank = 0; rank < ranks().size(); ++rank) {
-    if (ranks()[rank].needed || ranks()[rank].arrived) expected.push_back(rank);
-  }
-  return expected;
+  return NumbersWhere(ranks().size(), [this](uint32_t rank) { return ranks()[rank].needed || ranks()[rank].arrived; });
 }
 
 std::optional<std::vector<uint32_t>> Barrier::Decide() const {

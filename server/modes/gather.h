@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <optional>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -15,9 +14,7 @@ namespace ps {
 
 class Gather : public Mode {
  public:
-  std::string name() const override { return options_.name; }
   bool synchronous() const override { return true; }
-  bool Takes(v1::Contribution contribution) const override { return contribution == v1::CONTRIBUTION_GRADIENT; }
   std::optional<uint64_t> VersionAfter(uint64_t step) const override { return step + 1; }
 
   bool coordinated() const override { return true; }
@@ -25,12 +22,14 @@ class Gather : public Mode {
   std::optional<uint64_t> AddedUpAs(uint64_t step) const override { return step; }
 
   std::vector<StepSet> SetMembers(const ModeMembers& members) override;
+  Admission Admit(const PushHeader& push, uint64_t /*expected*/) const override {
+    return AdmitOnly(step_, push, "the job's current step is ");
+  }
   std::vector<StepSet> Complete(const PushHeader& push) override;
   void Dropped(uint32_t rank, uint64_t step) override;
   void Decided(const StepSet& set) override { BeginStep(set.step + 1); }
   bool WasDecided(const StepSet& set) const override { return set.step < step_; }
   bool WasDecided(uint32_t /*rank*/, uint64_t step) const override { return step < step_; }
-  LossAction OnLoss() const override { return loss_action_; }
 
   // An instance that follows or leads is at the step in the making; one shard alone says how far it is by its version.
   uint64_t StartStep(uint64_t /*highest*/, uint64_t applied) const override { return std::max(step_, applied); }
@@ -39,7 +38,7 @@ class Gather : public Mode {
   std::vector<uint32_t> WaitsFor() const override;
   std::optional<uint32_t> NeedsDone(const std::set<uint32_t>& begun) const override;
 
-  nlohmann::ordered_json Save() const override;
+  nlohmann::ordered_json Save() const override { return {{"mode", name()}, {"step", step_}}; }
   absl::Status Load(const nlohmann::ordered_json& state) override;
 
  protected:
@@ -48,7 +47,7 @@ class Gather : public Mode {
     // The member's state, or that of the last one that left.
     enum class State {
       kNone,   // The rank never had a member.
-      kWorks,  // Without a member: it is lost, and nobody has taken it since.
+      kWorks,  // If it has no member, it is lost, and nobody has taken it since.
       kDone,   // It pushes nothing any more,
       kEmpty,  // and counts as empty.
     };
@@ -64,7 +63,6 @@ class Gather : public Mode {
   // The ranks whose pushes make the step in the making, if they are known now.
   virtual std::optional<std::vector<uint32_t>> Decide() const = 0;
 
-  const ModeOptions& options() const { return options_; }
   const std::vector<Rank>& ranks() const { return ranks_; }
   // The number of ranks that the step in the making waits for.
   size_t missing() const { return missing_; }
@@ -79,8 +77,6 @@ class Gather : public Mode {
   void SetArrived(uint32_t rank, bool arrived);
   void BeginStep(uint64_t step);
 
-  const ModeOptions options_;
-  const LossAction loss_action_ = options_.loss_action();  // It is asked for each rank of each step.
   const Needs needs_;
   std::vector<Rank> ranks_;
   size_t done_ = 0;  // So many of them are kDone.
@@ -103,7 +99,6 @@ class Barrier : public Gather {
   // A lost rank's push of the step in the making is dropped with it where the others go on, and also where its
   // replacement would push another (--error_feedback): some shards would have the one, and some the other.
   bool counts_for_any_owner() const override { return OnLoss() != LossAction::kContinue && !options().error_feedback; }
-  Admission Admit(const PushHeader& push, uint64_t expected) const override;
   // Whoever pushes is a contributor, needed or not.
   std::vector<uint32_t> ExpectedContributors() const override;
   size_t expected() const override { return missing() + arrived().size() + arrived_empty().size(); }
@@ -119,9 +114,6 @@ class BarrierOfRounds : public Barrier {
  public:
   using Barrier::Barrier;
 
-  bool Takes(v1::Contribution contribution) const override {
-    return contribution == v1::CONTRIBUTION_WEIGHT_DIFFERENCE;
-  }
   bool counts_for_any_owner() const override { return false; }
 };
 

@@ -1,4 +1,5 @@
-// How long a round of diloco may wait for more pushes once its quorum is there, where that is found out (--grace=auto).
+// How long a round of diloco may wait for more pushes once its quorum is there, where that is found out
+// (--quorum_grace=auto).
 #pragma once
 
 #include <algorithm>

@@ -6,14 +6,19 @@
 
 namespace ps {
 
+Admission AdmitOnly(uint64_t step, const PushHeader& push, const char* what) {
+  if (push.step == step) return {};
+  return {.kind = Admission::Kind::kReject,
+          .why = absl::OutOfRangeError(absl::StrCat("rank ", push.rank, ", step ", push.step, ": ", what, step))};
+}
+
 absl::Status CheckSavedMode(const nlohmann::ordered_json& state, const std::string& name) {
   const auto mode = state.find("mode");
   if (mode == state.end() || !mode->is_string()) {
     return absl::InvalidArgumentError("the mode's state: mode: expected a name");
   }
   if (*mode == name) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("the mode's state: mode: ", mode->get<std::string>(), ", but --mode=", name));
+  return InvalidArgument("the mode's state: mode: ", mode->get<std::string>(), ", but --mode=", name);
 }
 
 absl::StatusOr<uint64_t> SavedNumber(const nlohmann::ordered_json& state, const std::string& name,
@@ -21,7 +26,7 @@ absl::StatusOr<uint64_t> SavedNumber(const nlohmann::ordered_json& state, const 
   PS_RETURN_IF_ERROR(CheckSavedMode(state, name));
   const auto number = state.find(field);
   if (number != state.end() && number->is_number_unsigned()) return number->get<uint64_t>();
-  return absl::InvalidArgumentError(absl::StrCat("the mode's state: ", field, ": expected a number"));
+  return InvalidArgument("the mode's state: ", field, ": expected a number");
 }
 
 std::unique_ptr<Mode> MakeMode(const ModeOptions& given, uint32_t num_workers) {

@@ -60,7 +60,7 @@ struct ModeMember {
 
   bool operator==(const ModeMember&) const = default;
 };
-using ModeMembers = std::map<uint32_t, ModeMember>;  // By rank.
+using ModeMembers = std::map<uint32_t, ModeMember>;  // The key is the rank.
 
 // What becomes of a push that comes now.
 struct Admission {
@@ -75,12 +75,13 @@ struct Admission {
 
 class Mode {
  public:
-  explicit Mode(v1::ModePolicy policy) : policy_(std::move(policy)) {}
+  Mode(const ModeOptions& options, uint32_t num_workers, v1::ModePolicy policy)
+      : options_(options), num_workers_(num_workers), policy_(std::move(policy)) {}
   virtual ~Mode() = default;
 
   // ---- What it is, for workers and messages
 
-  virtual std::string name() const = 0;
+  std::string name() const { return options_.name; }
 
   // Version v + 1 is made of the pushes of step v, so that version and step advance together; else every push makes a
   // version.
@@ -90,7 +91,9 @@ class Mode {
   const v1::ModePolicy& policy() const { return policy_; }
 
   // Whether a push may carry this: a gradient goes to the optimizer, a difference of weights to the outer one.
-  virtual bool Takes(v1::Contribution contribution) const = 0;
+  virtual bool Takes(v1::Contribution contribution) const {
+    return contribution == (policy_.has_local_steps() ? v1::CONTRIBUTION_WEIGHT_DIFFERENCE : v1::CONTRIBUTION_GRADIENT);
+  }
 
   // The version that a worker that pushed `step` computes its next gradient on: this one at least, and exactly this one
   // where the policy has exact_versions. Nothing: any version will do.
@@ -195,7 +198,7 @@ class Mode {
 
   // What is to be done when a member is lost, or leaves before it is done. Whether the others wait for its rank or go
   // on without it, SetMembers is told when the rank has a member again.
-  virtual LossAction OnLoss() const = 0;
+  virtual LossAction OnLoss() const { return loss_action_; }
 
   // The step at which a worker that joins now starts, unless it has one of its own: where ranks go on by themselves,
   // from a checkpoint, or where its rank was left and is waited for (LossAction::kWait). `highest` is one more than the
@@ -232,9 +235,19 @@ class Mode {
   // nothing has changed.
   virtual absl::Status Load(const nlohmann::ordered_json& state) = 0;
 
+ protected:
+  const ModeOptions& options() const { return options_; }
+  uint32_t num_workers() const { return num_workers_; }
+
  private:
+  const ModeOptions options_;
+  const LossAction loss_action_ = options_.loss_action();  // It is asked for each rank of each step.
+  const uint32_t num_workers_;
   const v1::ModePolicy policy_;
 };
+
+// For Admit: a push of any step but this one is refused. `what` is the error's text before the step.
+Admission AdmitOnly(uint64_t step, const PushHeader& push, const char* what);
 
 // The modes. Each is a file of its own.
 std::unique_ptr<Mode> MakeBsp(const ModeOptions& options, uint32_t num_workers);
@@ -248,7 +261,7 @@ std::unique_ptr<Mode> MakeEasgd(const ModeOptions& options, uint32_t num_workers
 // The mode that the options name; they must be valid (ValidateModeOptions).
 std::unique_ptr<Mode> MakeMode(const ModeOptions& options, uint32_t num_workers);
 
-// For Load: INVALID_ARGUMENT if the state is not of the mode of this name; then also if it has no such number.
+// Load calls these: INVALID_ARGUMENT if the state is not of the mode of this name; then also if it has no such number.
 absl::Status CheckSavedMode(const nlohmann::ordered_json& state, const std::string& name);
 absl::StatusOr<uint64_t> SavedNumber(const nlohmann::ordered_json& state, const std::string& name,
                                      const std::string& field);

@@ -3,7 +3,6 @@
 #include <set>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "server/modes/each_push.h"
 
@@ -45,9 +44,9 @@ class Ssp final : public EachPush {
     Admission admission = EachPush::Admit(push, expected);
     if (admission.kind != Admission::Kind::kAccept || MayRead(push.rank, push.step)) return admission;
     return {.kind = Admission::Kind::kReject,
-            .why = absl::FailedPreconditionError(absl::StrCat(
+            .why = FailedPrecondition(
                 "rank ", push.rank, ", step ", push.step, ": more than --staleness=", options().staleness,
-                " steps ahead of the slowest worker, which is at step ", Slowest(), "; its pull has to wait"))};
+                " steps ahead of the slowest worker, which is at step ", Slowest(), "; its pull has to wait")};
   }
 
   std::vector<StepSet> Complete(const PushHeader& push) override {

@@ -22,7 +22,7 @@ std::vector<ToldSlices> BuildStreams::Tell(const Updater::Update* making, uint64
   std::vector<ToldSlices> told;
   const uint64_t now = making == nullptr ? 0 : build;
   const size_t slices = making == nullptr ? 0 : making->built.size();
-  if (now == told_build_ && slices == told_slices_) return told;  // After most events.
+  if (now == told_build_ && slices == told_slices_) return told;  // So it is after most events.
   told_build_ = now;
   told_slices_ = slices;
   const bool tells = making != nullptr && !Waits(*making);

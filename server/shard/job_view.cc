@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/status.h"
 
 namespace ps {
@@ -48,9 +47,7 @@ absl::Status JobView::Serving() const {
   if (!shutdown_.ok()) return shutdown_;
   PS_RETURN_IF_ERROR(Failed());
   if (finished()) return absl::FailedPreconditionError("the job is finished");
-  if (chief_lost_) {
-    return absl::UnavailableError(absl::StrCat("shard ", shard_, " has lost its connection to the chief"));
-  }
+  if (chief_lost_) return Unavailable("shard ", shard_, " has lost its connection to the chief");
   return absl::OkStatus();
 }
 
@@ -73,10 +70,6 @@ bool JobView::Owns(uint32_t rank, uint64_t incarnation) const {
 std::string JobView::BusyWith(uint32_t rank) const {
   const auto member = members_.find(rank);
   return member == members_.end() ? "" : member->second.busy_with();
-}
-
-bool JobView::IsInitialiser(const v1::Identity& id) const {
-  return IsMember(id) && members_.at(id.rank()).initialiser();
 }
 
 ModeMembers JobView::mode_members() const {

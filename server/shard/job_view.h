@@ -46,11 +46,11 @@ class JobView {
   bool IsMember(const v1::Identity& id) const;
   // Whether this incarnation owns the rank, in the view in force.
   bool Owns(uint32_t rank, uint64_t incarnation) const;
-  bool IsInitialiser(const v1::Identity& id) const;
+  bool IsInitialiser(const v1::Identity& id) const { return IsMember(id) && members_.at(id.rank()).initialiser(); }
 
   // ---- What is known
 
-  const v1::View& view() const { return view_; }  // Without its members.
+  const v1::View& view() const { return view_; }  // It is without its members.
   bool running() const { return view_.phase() == v1::PHASE_RUNNING; }
   bool finished() const { return view_.phase() == v1::PHASE_FINISHED; }
   bool shut_down() const { return !shutdown_.ok(); }

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/proto_values.h"
+#include "common/status.h"
 #include "common/text.h"
 
 namespace ps {
@@ -14,20 +15,13 @@ std::optional<uint64_t> VersionOf(const Request& request) {
   return request.has_version() ? std::optional<uint64_t>(request.version()) : std::nullopt;
 }
 
-bool CarrySame(const v1::PushRequest& a, const v1::PushRequest& b) {
-  return std::equal(a.carries().begin(), a.carries().end(), b.carries().begin(), b.carries().end(),
-                    [](const v1::SliceRange& one, const v1::SliceRange& other) {
-                      return one.begin() == other.begin() && one.end() == other.end();
-                    });
-}
-
 // All messages of a push have the same of what Describe says.
 bool AreOfOnePush(const v1::PushRequest& a, const v1::PushRequest& b) {
   return a.id().rank() == b.id().rank() && a.id().incarnation() == b.id().incarnation() && a.step() == b.step() &&
          a.samples() == b.samples() && a.version() == b.version() && a.contribution() == b.contribution() &&
          a.has_passed() == b.has_passed() && a.passed() == b.passed() &&
          a.has_learning_rate() == b.has_learning_rate() && a.learning_rate() == b.learning_rate() &&
-         a.edition() == b.edition() && CarrySame(a, b);
+         a.edition() == b.edition() && CarriesOf(a) == CarriesOf(b);
 }
 
 std::string Describe(const v1::PushRequest& push) {
@@ -52,7 +46,7 @@ std::chrono::nanoseconds PushPullSession::WaitTime(uint32_t wait_ms) const {
 absl::Status PushPullSession::Add(v1::PushRequest header, std::vector<ReceivedSlice> slices,
                                   std::shared_ptr<ShardClient> client) {
   if (push_.has_value() && !AreOfOnePush(*push_, header)) {
-    return absl::InvalidArgumentError(absl::StrCat(Describe(*push_), ": the call also carries ", Describe(header)));
+    return InvalidArgument(Describe(*push_), ": the call also carries ", Describe(header));
   }
   push_ = std::move(header);
   if (!opened_ && (push_->stream() || this_host_)) {

@@ -32,7 +32,7 @@ struct WaitLimits {
 class PushPullSession {
  public:
   // The shard outlives it. `peer`: where the client is, for messages; `this_host`: it is on this host.
-  PushPullSession(Shard& shard, std::string peer, bool this_host, const WaitLimits& limits)
+  PushPullSession(Shard& shard, std::string peer, bool this_host, const WaitLimits& limits = {})
       : shard_(shard), peer_(std::move(peer)), this_host_(this_host), limits_(limits) {}
   ~PushPullSession() { Over(); }
   PushPullSession(const PushPullSession&) = delete;

@@ -19,14 +19,9 @@ Ledger::Last LastOf(const Push& push, v1::Answer answer) {
 constexpr uint64_t kMaxPassed = uint64_t{1} << 40;  // Samples, of a push.
 
 std::string ContributionName(v1::Contribution contribution) {
-  switch (contribution) {
-    case v1::CONTRIBUTION_GRADIENT:
-      return "gradient";
-    case v1::CONTRIBUTION_WEIGHT_DIFFERENCE:
-      return "difference of weights";
-    default:
-      return absl::StrCat("contribution ", int{contribution});
-  }
+  if (contribution == v1::CONTRIBUTION_GRADIENT) return "gradient";
+  if (contribution == v1::CONTRIBUTION_WEIGHT_DIFFERENCE) return "difference of weights";
+  return absl::StrCat("contribution ", int{contribution});
 }
 
 uint64_t PassedOf(const v1::PushRequest& header) { return header.has_passed() ? header.passed() : header.samples(); }
@@ -41,13 +36,12 @@ std::string Who(const v1::PushRequest& header) {
 
 absl::Status CheckNumbers(const v1::PushRequest& header) {
   if (PassedOf(header) > kMaxPassed) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(Who(header), ": passed is ", header.passed(), " samples; at most ", kMaxPassed, " are supported"));
+    return InvalidArgument(Who(header), ": passed is ", header.passed(), " samples; at most ", kMaxPassed,
+                           " are supported");
   }
   const float rate = header.learning_rate();
   if (std::isfinite(rate) && rate >= 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(Who(header), ": learning_rate=", rate, ": expected a number of 0 or more"));
+  return InvalidArgument(Who(header), ": learning_rate=", rate, ": expected a number of 0 or more");
 }
 
 // An empty contribution carries nothing.
@@ -56,15 +50,13 @@ SliceRanges Carried(const v1::PushRequest& header) { return header.samples() == 
 // They ascend, are apart, and are slices of the model.
 absl::Status CheckCarries(const SliceRanges& ranges, size_t slices) {
   if (ranges.size() > kMaxRanges) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("it carries ", ranges.size(), " ranges of slices; at most ", kMaxRanges, " are supported"));
+    return InvalidArgument("it carries ", ranges.size(), " ranges of slices; at most ", kMaxRanges, " are supported");
   }
   uint32_t from = 0;
   for (const SliceRange& range : ranges) {
     if (range.begin < from || range.begin >= range.end || range.end > slices) {
-      return absl::InvalidArgumentError(absl::StrCat("it carries slices ", range.begin, " to before ", range.end,
-                                                     ", which do not follow those before, or are none of the model's ",
-                                                     slices));
+      return InvalidArgument("it carries slices ", range.begin, " to before ", range.end,
+                             ", which do not follow those before, or are none of the model's ", slices);
     }
     from = range.end + 1;
   }
@@ -152,8 +144,8 @@ void PushTable::Refuse(const Push& push) {
 // Pushes that are added up carry the same.
 absl::Status PushTable::CheckContribution(const v1::PushRequest& header, const Mode& mode) const {
   if (!v1::Contribution_IsValid(header.contribution()) || !mode.Takes(header.contribution())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(Who(header), ": --mode=", mode.name(), " takes no ", ContributionName(header.contribution())));
+    return InvalidArgument(Who(header), ": --mode=", mode.name(), " takes no ",
+                           ContributionName(header.contribution()));
   }
   PS_RETURN_IF_ERROR(Annotate(CheckCarries(Carried(header), layout_->plan().slices().size()), Who(header)));
   const std::optional<uint64_t> as = mode.AddedUpAs(header.step());
@@ -162,16 +154,14 @@ absl::Status PushTable::CheckContribution(const v1::PushRequest& header, const M
   for (const uint32_t rank : carriers->second[header.contribution()]) {
     if (rank == header.id().rank()) continue;
     if (pushes_.at(rank)->carries == Carried(header)) break;  // As do all others.
-    return absl::InvalidArgumentError(
-        absl::StrCat(Who(header), ": carries other slices of the model than the push of rank ", rank));
+    return InvalidArgument(Who(header), ": carries other slices of the model than the push of rank ", rank);
   }
   for (int other = 0; other < v1::Contribution_ARRAYSIZE; ++other) {
     if (other == header.contribution()) continue;
     for (const uint32_t rank : carriers->second[static_cast<size_t>(other)]) {
       if (rank == header.id().rank()) continue;  // It may push another in its own place.
-      return absl::InvalidArgumentError(absl::StrCat(Who(header), ": pushes a ",
-                                                     ContributionName(header.contribution()), ", but rank ", rank,
-                                                     " a ", ContributionName(static_cast<v1::Contribution>(other))));
+      return InvalidArgument(Who(header), ": pushes a ", ContributionName(header.contribution()), ", but rank ", rank,
+                             " a ", ContributionName(static_cast<v1::Contribution>(other)));
     }
   }
   return absl::OkStatus();
@@ -179,28 +169,21 @@ absl::Status PushTable::CheckContribution(const v1::PushRequest& header, const M
 
 absl::StatusOr<size_t> PushTable::CheckSlice(const v1::PushRequest& header, const Push& push,
                                              const ReceivedSlice& slice, bool finite) const {
-  const absl::StatusOr<size_t> local = layout_->LocalIndex(slice, ShardLayout::Of::kPush);
-  if (!local.ok()) return local.status();
+  PS_ASSIGN_OR_RETURN(const size_t local, layout_->LocalIndex(slice, ShardLayout::Of::kPush));
   if (header.samples() == 0) return absl::InvalidArgumentError("there are slices, but samples is 0");
-  const TensorSpec& tensor = layout_->tensor(*local);
-  if (!layout_->is_pushed(*local)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("slice ", slice.index, " of tensor ", tensor.name, ": it is a constant, which no push carries"));
-  }
-  if (push.leaves_out(*local)) {
-    return absl::InvalidArgumentError(absl::StrCat("slice ", slice.index, " of tensor ", tensor.name,
-                                                   " came, but the push says that it does not carry it"));
-  }
+  const TensorSpec& tensor = layout_->tensor(local);
+  const auto wrong = [&](const char* what) {
+    return InvalidArgument("slice ", slice.index, " of tensor ", tensor.name, what);
+  };
+  if (!layout_->is_pushed(local)) return wrong(": it is a constant, which no push carries");
+  if (push.leaves_out(local)) return wrong(" came, but the push says that it does not carry it");
   const bool gradient = tensor.kind == TensorKind::kWeight && header.contribution() == v1::CONTRIBUTION_GRADIENT;
-  if (slice.payload.absent() && !gradient) {
-    return absl::InvalidArgumentError(absl::StrCat("slice ", slice.index, " of tensor ", tensor.name,
-                                                   " is absent, which only the gradient of a weight can be"));
-  }
+  if (slice.payload.absent() && !gradient) return wrong(" is absent, which only the gradient of a weight can be");
   if (finite) return local;
   const char* const what = tensor.kind != TensorKind::kWeight                            ? "value"
                            : header.contribution() == v1::CONTRIBUTION_WEIGHT_DIFFERENCE ? "difference"
                                                                                          : "gradient";
-  return absl::InvalidArgumentError(absl::StrCat("the ", what, " of tensor ", tensor.name, " is not finite"));
+  return InvalidArgument("the ", what, " of tensor ", tensor.name, " is not finite");
 }
 
 Admission PushTable::Admit(const v1::PushRequest& header, const Mode& mode) const {
@@ -217,12 +200,11 @@ absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushReque
   const uint32_t rank = header.id().rank();
   const std::shared_ptr<Push> found = Find(rank);
   if (found != nullptr && found->complete) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(Who(header), ": step ", found->step, " of this rank is still in progress"));
+    return FailedPrecondition(Who(header), ": step ", found->step, " of this rank is still in progress");
   }
   if (header.version() > newest) {
-    return absl::InvalidArgumentError(absl::StrCat(Who(header), ": computed on version ", header.version(),
-                                                   ", but shard ", layout_->shard(), " is at version ", newest));
+    return InvalidArgument(Who(header), ": computed on version ", header.version(), ", but shard ", layout_->shard(),
+                           " is at version ", newest);
   }
   if (found != nullptr) {
     const Push& push = *found;
@@ -236,8 +218,7 @@ absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushReque
     const bool same_push = push.incarnation == header.id().incarnation() && push.step == header.step() &&
                            push.edition == header.edition() && header.edition() > 0;
     if (same_push && push.carries != Carried(header)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(Who(header), ": a call carries other slices than another call of the same push"));
+      return InvalidArgument(Who(header), ": a call carries other slices than another call of the same push");
     }
     Drop(rank);  // The rank restarts this push, or begins another.
   }
@@ -258,9 +239,9 @@ absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushReque
     }
   }
   if (inflight_bytes_ + bytes > max_inflight_bytes_) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        Who(header), ": shard ", layout_->shard(), " holds ", inflight_bytes_, " bytes of gradients; with ", bytes,
-        " more it would exceed ", "--max_inflight_bytes=", max_inflight_bytes_));
+    return ResourceExhausted(Who(header), ": shard ", layout_->shard(), " holds ", inflight_bytes_,
+                             " bytes of gradients; with ", bytes, " more it would exceed ",
+                             "--max_inflight_bytes=", max_inflight_bytes_);
   }
   inflight_bytes_ += bytes;
   push->reserved_bytes = bytes;
@@ -280,9 +261,9 @@ const Push& PushTable::Complete(uint32_t rank) {
 absl::Status PushTable::End(const void* session, const v1::Identity& id, uint64_t step) {
   const Push* const push = Assembling(id.rank());
   if (push == nullptr || push->step != step || push->session != session) return absl::OkStatus();
-  const absl::Status incomplete = absl::InvalidArgumentError(
-      absl::StrCat("rank ", id.rank(), ", step ", step, ": only ", push->received, " of the ", push->expected,
-                   " slices of shard ", layout_->shard(), " arrived"));
+  const absl::Status incomplete =
+      InvalidArgument("rank ", id.rank(), ", step ", step, ": only ", push->received, " of the ", push->expected,
+                      " slices of shard ", layout_->shard(), " arrived");
   Drop(id.rank());
   return incomplete;
 }
@@ -362,8 +343,8 @@ absl::StatusOr<Pushes> PushTable::Take(const StepSet& set) {
     const uint32_t rank = set.ranks[i];
     const std::shared_ptr<Push> push = Find(rank);
     if (push != nullptr && push->complete && push->step == set.step_of(i)) continue;
-    return absl::FailedPreconditionError(absl::StrCat("step ", set.step_of(i), ": the push of rank ", rank,
-                                                      " belongs to it but is missing on shard ", layout_->shard()));
+    return FailedPrecondition("step ", set.step_of(i), ": the push of rank ", rank,
+                              " belongs to it but is missing on shard ", layout_->shard());
   }
   Pushes pushes;
   for (size_t i = 0; i < set.ranks.size(); ++i) {

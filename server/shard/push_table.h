@@ -161,13 +161,13 @@ class PushTable {
   std::shared_ptr<const ShardLayout> layout_;
   uint64_t max_inflight_bytes_ = 0;
   uint64_t inflight_bytes_ = 0;
-  std::map<uint32_t, std::shared_ptr<Push>> pushes_;  // By rank, assembling or complete.
+  std::map<uint32_t, std::shared_ptr<Push>> pushes_;  // The key is the rank; they are assembling or complete.
   std::map<uint64_t, Step> steps_;
   // Those of them that are added up (Mode::AddedUpAs) and are not empty: their ranks, by what they carry.
   using Carriers = std::array<std::set<uint32_t>, v1::Contribution_ARRAYSIZE>;
   std::map<uint64_t, Carriers> carriers_;
   std::set<std::pair<uint64_t, uint32_t>> by_version_;  // The versions that they were computed on, and their ranks.
-  std::map<std::pair<uint32_t, uint64_t>, std::shared_ptr<Push>> taken_;  // By rank and step.
+  std::map<std::pair<uint32_t, uint64_t>, std::shared_ptr<Push>> taken_;  // The key is rank and step.
   Pushes dropped_;
   std::vector<Refusal> refusals_;
   std::vector<uint32_t> answered_;

@@ -54,12 +54,6 @@ Shard::~Shard() {
 
 // ---- What is done without the lock
 
-void Shard::Do(TellChief& told) { report_(told.report); }
-
-void Shard::Do(AnswerClient& answered) { answered.client->OnAnswer(std::move(answered.answer)); }
-
-void Shard::Do(ToldSlices& told) { told.client->OnBuilt(std::move(told.built)); }
-
 void Shard::Do(WriteCheckpoint& write) {
   store_->Write(std::move(write.part),
                 [this, steps = std::move(write.steps), samples = write.samples](v1::CheckpointWritten written) {
@@ -73,12 +67,6 @@ void Shard::Do(ReadCheckpoint& read) {
   store_->Read(std::move(read.restore), std::move(read.wanted),
                [this, skipped = read.skipped](const auto& loaded) { Tell(&ShardCore::OnRestored, loaded, skipped); });
 }
-
-void Shard::Do(KeepCheckpoints& keep) { store_->Keep(keep.from, keep.newest); }
-
-void Shard::Do(WriteMetric& metric) { metrics_->Write(metric.event, metric.fields); }
-
-void Shard::Do(LetGo& let_go) { let_go.what.clear(); }
 
 void Shard::Build(Updater::Part part) {
   for (int built = 1; part.update != nullptr; ++built) {
@@ -116,8 +104,8 @@ absl::StatusOr<ShardMemory> Shard::MakeMemory(const v1::View& view) {
 
 absl::Status Shard::AddInitialSlices(const v1::Identity& id, const std::vector<ReceivedSlice>& slices) {
   if (const std::optional<size_t> found = FindNotFinite(slices, isa_); found.has_value()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", id.rank(), ": the initial values of slice ", slices[*found].index, " are not finite"));
+    return InvalidArgument("rank ", id.rank(), ": the initial values of slice ", slices[*found].index,
+                           " are not finite");
   }
   const OutboxLock lock(outbox_, mutex_);
   auto [added, ready] = core_.AddInitialSlices(id, slices);
@@ -125,16 +113,11 @@ absl::Status Shard::AddInitialSlices(const v1::Identity& id, const std::vector<R
   return added;
 }
 
-bool Shard::NeedsSlicesOf(const v1::PushRequest& header) const {
-  MutexLock lock(mutex_);
-  return core_.NeedsSlicesOf(header);
-}
-
 absl::Status Shard::AddSlices(const void* session, const v1::PushRequest& header, std::vector<ReceivedSlice> slices) {
   PS_RETURN_IF_ERROR(UnpackSlices(header, slices));
   const auto is_changeable = [](const ReceivedSlice& slice) { return slice.payload.changeable(); };
   if (!applies_in_place_ && std::any_of(slices.begin(), slices.end(), is_changeable)) {
-    if (!NeedsSlicesOf(header)) slices.clear();
+    if (!Ask([&](const ShardState& state) { return state.NeedsSlicesOf(header); })) slices.clear();
     for (ReceivedSlice& slice : slices) {
       if (is_changeable(slice)) slice.payload = slice.payload.Copied();
     }

@@ -145,17 +145,16 @@ class Shard {
     return question(core_.state());
   }
   // What each action is (shard_core.h). Without the lock.
-  void Do(TellChief& told);
-  void Do(AnswerClient& answered);
-  void Do(ToldSlices& told);
+  void Do(TellChief& told) { report_(told.report); }
+  void Do(AnswerClient& answered) { answered.client->OnAnswer(std::move(answered.answer)); }
+  void Do(ToldSlices& told) { told.client->OnBuilt(std::move(told.built)); }
   void Do(WriteCheckpoint& write);
   void Do(ReadCheckpoint& read);
-  void Do(KeepCheckpoints& keep);
-  void Do(WriteMetric& metric);
-  void Do(LetGo& let_go);
+  void Do(KeepCheckpoints& keep) { store_->Keep(keep.from, keep.newest); }
+  void Do(WriteMetric& metric) { metrics_->Write(metric.event, metric.fields); }
+  void Do(LetGo& let_go) { let_go.what.clear(); }
   // Builds this, and what follows from it.
   void Build(Updater::Part part);
-  bool NeedsSlicesOf(const v1::PushRequest& header) const;
   // The memory for this view's model, if the view is the first that has it; else an error, at which nobody looks.
   absl::StatusOr<ShardMemory> MakeMemory(const v1::View& view);
 

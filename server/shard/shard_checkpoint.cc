@@ -35,13 +35,7 @@ nlohmann::ordered_json ShardState::Save() const {
 
 std::vector<v1::RankStep> ShardState::SavedSteps() const {
   std::vector<v1::RankStep> steps;
-  for (const Ledger::Last& last : pushes.ledger().Lasts()) {
-    v1::RankStep& step = steps.emplace_back();
-    step.set_rank(last.rank);
-    step.set_incarnation(last.incarnation);
-    step.set_next_step(last.step + 1);
-    step.set_runs(last.runs);
-  }
+  for (const Ledger::Last& last : pushes.ledger().Lasts()) steps.push_back(StepAfter(last));
   return steps;
 }
 
@@ -127,19 +121,16 @@ ShardReady ShardCore::OnRestored(const absl::StatusOr<CheckpointStore::Loaded>& 
 
 absl::Status ShardState::Restore(const nlohmann::ordered_json& saved,
                                  const std::map<std::string, std::string>& settings) {
-  const absl::StatusOr<nlohmann::ordered_json> saved_mode = ObjectIn(saved, "mode");
-  if (!saved_mode.ok()) return saved_mode.status();
-  const absl::StatusOr<nlohmann::ordered_json> saved_shard = ObjectIn(saved, "shard");
-  if (!saved_shard.ok()) return saved_shard.status();
+  PS_ASSIGN_OR_RETURN(const nlohmann::ordered_json saved_mode, ObjectIn(saved, "mode"));
+  PS_ASSIGN_OR_RETURN(const nlohmann::ordered_json saved_shard, ObjectIn(saved, "shard"));
   v1::SavedShard message;
-  PS_RETURN_IF_ERROR(JsonToMessage(*saved_shard, &message));
-  absl::StatusOr<RestoredShard> restored = RestoreShard(message, setup.hyperparameters);
-  if (!restored.ok()) return restored.status();
-  PS_RETURN_IF_ERROR(mode->Load(*saved_mode));
+  PS_RETURN_IF_ERROR(JsonToMessage(saved_shard, &message));
+  PS_ASSIGN_OR_RETURN(RestoredShard restored, RestoreShard(message, setup.hyperparameters));
+  PS_RETURN_IF_ERROR(mode->Load(saved_mode));
   ApplyChangedFlags(settings, options.settings, setup.hyperparameters, updater.next_schedule(),
-                    restored->updater.timeline);
-  updater.Restore(restored->updater);
-  pushes.Restore(std::move(restored->ledger), restored->updater.dropped_samples);
+                    restored.updater.timeline);
+  updater.Restore(restored.updater);
+  pushes.Restore(std::move(restored.ledger), restored.updater.dropped_samples);
   SetMembers();  // Whom the mode has loaded had no owners.
   return absl::OkStatus();
 }

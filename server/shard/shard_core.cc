@@ -129,12 +129,6 @@ std::pair<absl::Status, ShardReady> ShardCore::AddInitialSlices(const v1::Identi
 
 // ---- Pushes
 
-bool ShardCore::NeedsSlicesOf(const v1::PushRequest& header) const {
-  const uint32_t rank = header.id().rank();
-  return state_.job.running() && state_.job.IsMember(header.id()) &&
-         !state_.pushes.ledger().Seen(rank, header.step()) && !state_.pushes.IsComplete(rank, header.step());
-}
-
 std::pair<absl::Status, ShardReady> ShardCore::AddSlices(const void* session, const v1::PushRequest& header,
                                                          std::vector<ReceivedSlice> slices,
                                                          std::optional<size_t> not_finite) {
@@ -267,7 +261,7 @@ void ShardCore::OnEnded(const Updater::Ended& ended) {
       if (has_metrics_) Metric("apply", Updater::Update::Fields(version, options_.clock()));
     }
     const std::optional<float> told = state_.updater.told_learning_rate();
-    const bool news = std::exchange(told_learning_rate_, told) != told && options_.shard == 0;  // For status.
+    const bool news = std::exchange(told_learning_rate_, told) != told && options_.shard == 0;  // Status shows it.
     // By the first shard's version the chief knows when a checkpoint is due.
     if (state_.follows_decisions || news || (options_.takes_checkpoints && options_.shard == 0)) Report({});
   }

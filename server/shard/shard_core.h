@@ -112,8 +112,6 @@ class ShardCore {
   const ShardState& state() const { return state_; }
   // Whether this view is the first with a model, for which memory is to be made.
   bool NeedsMemory(const v1::View& view) const;
-  // Whether the push may still begin or go on: else there is no point in copying slices that come for it.
-  bool NeedsSlicesOf(const v1::PushRequest& header) const;
 
  private:
   void SetView(const v1::View& view, absl::StatusOr<ShardMemory>& memory);
@@ -133,7 +131,7 @@ class ShardCore {
   void RefuseStale();
   // These pushes count from now on.
   void Record(const Pushes& pushes);
-  // After every event: does what has become possible.
+  // Does, after every event, what has become possible.
   Updater::Part Advance(bool caller_builds = false);
   void OnEnded(const Updater::Ended& ended);
   // The first version is published that is made with these hyperparameters.
@@ -163,7 +161,7 @@ class ShardCore {
   const bool has_metrics_;
   ShardState state_;
   BuildStreams streams_;
-  TimePoint say_held_at_;  // Not before this.
+  TimePoint say_held_at_;  // It is not said before.
   // The chief knows of these.
   std::optional<float> told_learning_rate_;
   uint64_t told_version_ = 0;

@@ -75,7 +75,7 @@ class ShardCut {
   std::optional<CutSteps> up_to_;  // Once they are known.
   uint32_t first_behind_ = 0;      // All ranks before this one have come as far.
   bool reached_ = false;
-  std::deque<Push> held_;  // In their order.
+  std::deque<Push> held_;  // They are in their order.
 };
 
 }  // namespace ps

@@ -24,19 +24,16 @@ std::vector<float> InitialState(const OptimizerSetup& setup, const ShardOptions&
                                                   : MakeOuter(options.mode, options.num_workers);
   std::vector<float> state;
   state.reserve(static_cast<size_t>(stateful->state_tensors()));
-  for (int k = 0; k < stateful->state_tensors(); ++k) {
-    state.push_back(stateful->InitialState(k, setup.hyperparameters));
-  }
+  for (int k = 0; k < stateful->state_tensors(); ++k) state.push_back(stateful->InitialState(k, setup.hyperparameters));
   return state;
 }
 
 absl::Status FencedError(const v1::Identity& id) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("rank ", id.rank(), ", incarnation ", id.incarnation(),
-                   ": fenced: the rank has a new owner, or another generation of the job is running"));
+  return FailedPrecondition("rank ", id.rank(), ", incarnation ", id.incarnation(),
+                            ": fenced: the rank has a new owner, or another generation of the job is running");
 }
 
-// After the end of an attempt: the chief's word comes first, unless it is not heard.
+// A hold lasts so much longer than an attempt: the chief's word comes first, unless it is not heard.
 constexpr std::chrono::seconds kHoldMargin(1);
 constexpr std::chrono::seconds kHoldWithoutWord(10);  // From a chief that does not say how long an attempt takes.
 
@@ -116,8 +113,8 @@ absl::Status ShardState::SetLayout(ShardMemory memory) {
   const bool all = updater.measures_pushes() && mode->Takes(v1::CONTRIBUTION_GRADIENT);
   const uint64_t needed = (all ? options.num_workers : mode->pushes_held()) * layout->pushed_bytes();
   if (limit >= needed) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("--max_inflight_bytes=", limit, " on shard ", options.shard, ": ",
-                                                    mode->name(), " needs at least ", needed, " for this model"));
+  return FailedPrecondition("--max_inflight_bytes=", limit, " on shard ", options.shard, ": ", mode->name(),
+                            " needs at least ", needed, " for this model");
 }
 
 bool ShardState::IsReset() const {
@@ -141,8 +138,7 @@ absl::Status ShardState::AddInitial(const v1::Identity& id, const std::vector<Re
   PS_RETURN_IF_ERROR(job.Serving());
   if (parameters != nullptr && parameters->initialised()) return absl::OkStatus();
   if (parameters == nullptr || !job.IsInitialiser(id)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("rank ", id.rank(), " was not chosen to send the initial values"));
+    return FailedPrecondition("rank ", id.rank(), " was not chosen to send the initial values");
   }
   const uint64_t sender = id.incarnation() * options.num_workers + id.rank();
   return Annotate(parameters->AddInitial(sender, slices), absl::StrCat("rank ", id.rank(), ", initial values"));
@@ -150,7 +146,7 @@ absl::Status ShardState::AddInitial(const v1::Identity& id, const std::vector<Re
 
 absl::Status ShardState::CheckInitialised() const {
   if (parameters != nullptr) return parameters->CheckInitialised();
-  return absl::InvalidArgumentError(absl::StrCat("initial values: shard ", options.shard, " does not know the model"));
+  return InvalidArgument("initial values: shard ", options.shard, " does not know the model");
 }
 
 absl::StatusOr<PushTable::Arrival> ShardState::Arrive(const void* session, const v1::PushRequest& header,
@@ -169,8 +165,14 @@ absl::StatusOr<PushTable::Arrival> ShardState::Arrive(const void* session, const
     AbandonDropped();
     return arrival;
   }
-  return absl::FailedPreconditionError(absl::StrCat("rank ", header.id().rank(), ", step ", header.step(),
-                                                    ": the job is not running yet: ", job.view().waiting_for()));
+  return FailedPrecondition("rank ", header.id().rank(), ", step ", header.step(),
+                            ": the job is not running yet: ", job.view().waiting_for());
+}
+
+bool ShardState::NeedsSlicesOf(const v1::PushRequest& header) const {
+  const uint32_t rank = header.id().rank();
+  return job.running() && job.IsMember(header.id()) && !pushes.ledger().Seen(rank, header.step()) &&
+         !pushes.IsComplete(rank, header.step());
 }
 
 absl::Status ShardState::CheckPulled(const v1::PushRequest& header) const {
@@ -183,9 +185,9 @@ absl::Status ShardState::CheckPulled(const v1::PushRequest& header) const {
       absl::StrCat("rank ", rank, ", step ", header.step(), ": computed on version ", header.version(),
                    ", but --delay_compensation needs the one that it pulled last");
   const auto kept = pulled.find(rank);
-  if (kept == pulled.end()) return absl::FailedPreconditionError(absl::StrCat(who, ", and it pulled none"));
+  if (kept == pulled.end()) return FailedPrecondition(who, ", and it pulled none");
   if (kept->second.weights->version == header.version()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(who, ", version ", kept->second.weights->version));
+  return FailedPrecondition(who, ", version ", kept->second.weights->version);
 }
 
 std::vector<StepSet> ShardState::SetMembers() {
@@ -271,22 +273,13 @@ void ShardState::Fill(v1::ShardReport* report) const {
   report->set_applied_version(parameters == nullptr ? 0 : parameters->version());
   report->set_highest_step(pushes.HighestStep());
   if (mode->synchronous()) report->set_gathering_step(mode->step());
-  if (!mode->synchronous()) FillLeftSteps(report);
+  for (const uint32_t rank : pushes.left()) {
+    const std::optional<Ledger::Last> last = pushes.Last(rank);  // Nothing: it was given up.
+    if (last.has_value() && !mode->synchronous()) *report->add_left_steps() = StepAfter(*last);
+  }
   report->set_waiting_for(stall.text());
   report->set_dropped_samples(pushes.dropped_samples());
   if (const auto told = updater.told_learning_rate(); told.has_value()) report->set_learning_rate(*told);
-}
-
-void ShardState::FillLeftSteps(v1::ShardReport* report) const {
-  for (const uint32_t rank : pushes.left()) {
-    const std::optional<Ledger::Last> last = pushes.Last(rank);
-    if (!last.has_value()) continue;  // It was given up.
-    v1::RankStep* const step = report->add_left_steps();
-    step->set_rank(rank);
-    step->set_incarnation(last->incarnation);
-    step->set_next_step(last->step + 1);
-    step->set_runs(last->runs);
-  }
 }
 
 v1::ShardStatusReply ShardState::Status(TimePoint now) const {
@@ -323,7 +316,7 @@ v1::ShardStatusReply ShardState::Status(TimePoint now) const {
 ShardState::Answer ShardState::RefuseOnArrival(const Wait& wait, bool push_ended) {
   const Caller& caller = wait.request.caller;
   if (caller.member() && job.view().number() == 0 && job.Serving().ok()) {
-    return absl::UnavailableError(absl::StrCat("shard ", options.shard, " waits for the chief"));
+    return Unavailable("shard ", options.shard, " waits for the chief");
   }
   if (wait.request.push.has_value()) {
     PS_RETURN_IF_ERROR(job.Serving());
@@ -402,12 +395,11 @@ ShardState::Answer ShardState::AnswerWeights(Wait& wait, TimePoint now) {
     const bool none_follows = over && !updater.in_the_making() && (updater.idle() || !failed.ok());
     if (!none_follows) return std::nullopt;
     PS_RETURN_IF_ERROR(failed);
-    return absl::FailedPreconditionError(
-        absl::StrCat("the job is finished, and shard ", options.shard, " is at version ", current));
+    return FailedPrecondition("the job is finished, and shard ", options.shard, " is at version ", current);
   }
   if (wanted < current) {
-    return absl::FailedPreconditionError(absl::StrCat("version ", wanted, " of shard ", options.shard,
-                                                      " is no longer kept; it is at version ", current));
+    return FailedPrecondition("version ", wanted, " of shard ", options.shard, " is no longer kept; it is at version ",
+                              current);
   }
   if (!over) {
     const absl::Status may = parameters->readers().May(caller.reader(), current);
@@ -480,18 +472,11 @@ bool ShardState::IsOver(const v1::Cut& commit) const {
 }
 
 std::vector<ShardCut::Push> ShardState::OnCut(const v1::Cut& message, TimePoint now) {
-  switch (message.phase()) {
-    case v1::Cut::FREEZE:
-      cut.Freeze(message.number(), HoldOf(message), now);
-      return {};
-    case v1::Cut::ADVANCE:
-      return cut.Advance(message.number(), FromProto(message.up_to()));
-    case v1::Cut::COMMIT:
-    case v1::Cut::CANCEL:
-      return cut.End();
-    default:
-      return {};
-  }
+  const v1::Cut::Phase phase = message.phase();
+  if (phase == v1::Cut::FREEZE) cut.Freeze(message.number(), HoldOf(message), now);
+  if (phase == v1::Cut::ADVANCE) return cut.Advance(message.number(), FromProto(message.up_to()));
+  if (phase == v1::Cut::COMMIT || phase == v1::Cut::CANCEL) return cut.End();
+  return {};
 }
 
 // Ahead of what workers may have read, where all of them make the next version together: they may use the values too.

@@ -104,6 +104,8 @@ struct ShardState {
   // Does what PushTable::Add does, for a member's push.
   absl::StatusOr<PushTable::Arrival> Arrive(const void* session, const v1::PushRequest& header,
                                             std::vector<ReceivedSlice> slices, std::optional<size_t> not_finite);
+  // Whether the push may still begin or go on: else there is no point in copying slices that come for it.
+  bool NeedsSlicesOf(const v1::PushRequest& header) const;
   // The view in force names the members. Returns the sets that are to be decided now.
   std::vector<StepSet> SetMembers();
   // Whether the step of this push, which is complete here, needs others that are not.
@@ -168,13 +170,12 @@ struct ShardState {
   bool readable() const { return parameters != nullptr && parameters->initialised() && !updater.ruined(); }
   // What the version in the making waits for, or the job before it runs.
   std::string WaitingFor(TimePoint now) const;
-  // For the report to the chief.
+  // What the report to the chief tells of.
   StallReport::Situation Situation(TimePoint now) const;
   // Why the job cannot go on, if the step in the making needs a push of a rank that is done.
   std::optional<std::string> NeedsDone() const;
 
   void Fill(v1::ShardReport* report) const;
-  void FillLeftSteps(v1::ShardReport* report) const;
   v1::ShardStatusReply Status(TimePoint now) const;
 
  private:

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/status.h"
 #include "server/base/first_of.h"
 
 namespace ps {
@@ -39,7 +40,7 @@ absl::Status Waiters::CheckRoom(const Wait& wait) const {
   if (SizeOf(OwnerOf(wait)) < limit) return absl::OkStatus();
   const std::string whose = member ? absl::StrCat("of rank ", wait.request.caller.id.rank())
                                    : std::string("of callers that are not members (--max_parked)");
-  return absl::ResourceExhaustedError(absl::StrCat(limit, " calls ", whose, " are waiting, its limit"));
+  return ResourceExhausted(limit, " calls ", whose, " are waiting, its limit");
 }
 
 void Waiters::Park(Wait wait) {

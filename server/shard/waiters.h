@@ -39,12 +39,12 @@ struct Caller {
 struct ShardRequest {
   Caller caller;
   std::optional<uint64_t> push;      // The answer to its push of this step.
-  bool weights = false;              // With a push: those on which the next one is to be computed.
+  bool weights = false;              // A push asks for those on which the next one is to be computed.
   bool computes = false;             // A member computes its next push on the weights.
   std::optional<uint64_t> version;   // A pull alone may want exactly this one; else the newest.
   std::optional<uint64_t> at_least;  // The newest, but not before this version.
   std::optional<uint64_t> step;      // The push that a member computes on the weights has it; unset: its next one.
-  std::chrono::nanoseconds wait;     // At most, for each of the two.
+  std::chrono::nanoseconds wait;     // Each of the two takes so long at most.
 };
 
 // Slices of the version in the making.
@@ -58,11 +58,11 @@ struct BuiltSlices {
 struct ShardAnswer {
   std::optional<v1::PushReply> push;
   std::optional<VersionPin> weights;
-  // With weights: for the steps that a member takes by itself.
+  // Weights come with them, for the steps that a member takes by itself.
   HyperparameterValues hyperparameters;
   std::optional<Schedule> schedule;
   uint64_t position = 0;
-  std::chrono::nanoseconds waited{0};  // From the request on.
+  std::chrono::nanoseconds waited{0};  // It counts from the request on.
 };
 
 // Who has asked, and gets the answer. Called without the shard's lock, from any thread, and by one at a time. The shard

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/grpc_call.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {
@@ -20,9 +21,8 @@ class Refused final : public grpc::ServerGenericBidiReactor {
 absl::Status CallWatch::Add(const void* call, std::string peer, std::function<void()> cancel) {
   MutexLock lock(mutex_);
   if (strangers_ >= limits_.strangers && !EvictIdle()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the server has ", limits_.strangers,
-                     " calls open that are not yet identified as a member's, its limit; retry later"));
+    return ResourceExhausted("the server has ", limits_.strangers,
+                             " calls open that are not yet identified as a member's, its limit; retry later");
   }
   ++strangers_;
   Call& added = calls_[call];
@@ -71,8 +71,7 @@ absl::Status CallWatch::Identify(const void* call, uint32_t rank, uint64_t incar
   if (found == nullptr || !found->stranger()) return absl::OkStatus();
   size_t& count = of_members_[{rank, incarnation}];
   if (count >= limits_.of_a_member) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("rank ", rank, " has ", count, " calls open, its limit; retry later"));
+    return ResourceExhausted("rank ", rank, " has ", count, " calls open, its limit; retry later");
   }
   ++count;
   Uncount(*found);

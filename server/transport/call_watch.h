@@ -81,8 +81,8 @@ class CallWatch {
     std::optional<std::pair<uint32_t, uint64_t>> member;  // Rank and incarnation.
     std::optional<TimePoint> receive_by = {};
     std::optional<TimePoint> send_by = {};
-    bool receiving = false;  // From a member; while it is one.
-    uint64_t number = 0;     // In the order of Add.
+    bool receiving = false;  // It receives from a member, while it is one.
+    uint64_t number = 0;     // It grows in the order of Add.
     bool evicted = false;    // Cancelled to make room; no longer counted.
     bool adopted = false;    // Counted by another.
 

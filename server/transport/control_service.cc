@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +13,7 @@
 #include "common/proto_values.h"
 #include "common/slices.h"
 #include "common/status.h"
+#include "server/transport/follower.h"
 #include "server/transport/server_call.h"
 
 namespace ps {
@@ -26,7 +29,7 @@ constexpr size_t kMaxLayoutPartBytes = 512 << 10;
 // The parts of a layout come at least as fast as this, after a while.
 constexpr std::chrono::minutes kLayoutTime(1);
 constexpr size_t kLayoutBytesPerSecond = 32 << 10;
-constexpr size_t kLeastTensorBytes = 16;  // Beside its name.
+constexpr size_t kLeastTensorBytes = 16;  // It takes them beside its name.
 
 constexpr std::chrono::seconds kJoinWaitMax(300);
 // A join that times out is answered this long before the caller's deadline, at most a third of its time, so that the
@@ -49,11 +52,14 @@ TimePoint WaitDeadline(uint32_t wait_ms, TimePoint now) {
   return now + std::min<std::chrono::nanoseconds>(std::chrono::milliseconds(wait_ms), kWaitMax);
 }
 
+TimePoint TakeRunDeadline(uint32_t wait_ms, TimePoint now) {
+  return now + std::min<std::chrono::nanoseconds>(std::chrono::milliseconds(wait_ms), kTakeRunWaitMax);
+}
+
 // Waits for its answer at the chief, which learns if the caller goes away meanwhile.
-class JoinCall final : public RequestCall<v1::JoinRequest> {
+class JoinCall final : public RequestCall<v1::JoinRequest, ServerCall, kMaxJoinBytes> {
  public:
-  JoinCall(CallWatch& watch, const Context& context, Chief& chief)
-      : RequestCall(watch, context, kMaxJoinBytes), chief_(chief) {}
+  JoinCall(CallWatch& watch, const Context& context, Chief& chief) : RequestCall(watch, context), chief_(chief) {}
 
  private:
   absl::Status OnRequest(const v1::JoinRequest& request) override {
@@ -85,9 +91,8 @@ class TellLayoutCall final : public ServerCall {
       if (!IsLayoutHash(part.hash())) {
         return absl::InvalidArgumentError("hash: expected 32 lower-case hexadecimal digits in a layout's first part");
       }
-      const absl::StatusOr<bool> known = chief_.OfferLayout(part.hash());
-      if (!known.ok()) return known.status();
-      if (*known) {
+      PS_ASSIGN_OR_RETURN(const bool known, chief_.OfferLayout(part.hash()));
+      if (known) {
         Answer(EncodeMessage(v1::TellLayoutReply()));
         return absl::OkStatus();
       }
@@ -103,8 +108,8 @@ class TellLayoutCall final : public ServerCall {
     PS_RETURN_IF_ERROR(CheckTensorTexts(part.tensors()));
     for (const v1::Tensor& tensor : part.tensors()) names_ += tensor.name().size();
     if (layout_->size() + static_cast<size_t>(part.tensors_size()) > kMaxTensors || names_ > kMaxNamesBytes) {
-      return absl::InvalidArgumentError(absl::StrCat("the model has more than ", kMaxTensors,
-                                                     " tensors, or names of more than ", kMaxNamesBytes, " bytes"));
+      return InvalidArgument("the model has more than ", kMaxTensors, " tensors, or names of more than ",
+                             kMaxNamesBytes, " bytes");
     }
     for (const v1::Tensor& tensor : part.tensors()) layout_->push_back(TensorFromProto(tensor));
     Read(kMaxLayoutPartBytes);
@@ -114,8 +119,7 @@ class TellLayoutCall final : public ServerCall {
     if (gone() || !offers_) return End(absl::InvalidArgumentError("the call ended without a layout"));
     if (const absl::Status valid = ValidateLayout(*layout_); !valid.ok()) return End(valid);
     if (const std::string found = LayoutHash(*layout_); found != hash_) {
-      return End(absl::InvalidArgumentError(
-          absl::StrCat("the hash of the layout is ", found, ", and not ", hash_, ", as its first part says")));
+      return End(InvalidArgument("the hash of the layout is ", found, ", and not ", hash_, ", as its first part says"));
     }
     offers_ = false;
     chief_.OnLayout(hash_, std::move(layout_));
@@ -159,8 +163,9 @@ class WatchCall final : public StateCall<v1::WatchRequest> {
   std::atomic<uint64_t> opened_ = 0;  // 0: not yet.
 };
 
-// Waits for its answer at the chief, which keeps one a member, or a few, and refuses others at once. `kAsk` asks it.
-template <typename Request, auto kAsk>
+// Waits for its answer at the chief, which keeps one a member, or a few, and refuses others at once. `kAsk` asks it,
+// with the time up to which it may take.
+template <typename Request, auto kAsk, auto kDeadline = WaitDeadline>
 class AskCall final : public RequestCall<Request> {
  public:
   AskCall(CallWatch& watch, const Context& context, Chief& chief)
@@ -169,32 +174,90 @@ class AskCall final : public RequestCall<Request> {
  private:
   absl::Status OnRequest(const Request& request) override {
     this->watch().Adopt(this);
-    kAsk(chief_, request, Now(), [self = this->Self(this)](const auto& reply) { self->AnswerOrEnd(reply); });
+    const TimePoint now = Now();
+    std::invoke(kAsk, chief_, request, now, kDeadline(request.wait_ms(), now),
+                [self = this->Self(this)](const auto& reply) { self->AnswerOrEnd(reply); });
     return absl::OkStatus();
   }
 
   Chief& chief_;
 };
 
-void AskDone(Chief& chief, const v1::DoneRequest& request, TimePoint now, Chief::Callback<v1::DoneReply> answer) {
-  chief.Done(request, now, WaitDeadline(request.wait_ms(), now), std::move(answer));
-}
-
-void AskForRun(Chief& chief, const v1::TakeRunRequest& request, TimePoint now,
-               Chief::Callback<v1::TakeRunReply> answer) {
-  const auto wait = std::min<std::chrono::nanoseconds>(std::chrono::milliseconds(request.wait_ms()), kTakeRunWaitMax);
-  chief.TakeRun(request, now, now + wait, std::move(answer));
-}
-
-void AskToSet(Chief& chief, const v1::SetHyperparametersRequest& request, TimePoint now,
-              Chief::Callback<v1::SetHyperparametersReply> answer) {
-  chief.SetHyperparameters(request, now, WaitDeadline(request.wait_ms(), now), std::move(answer));
-}
-
-void AskForCheckpoint(Chief& chief, const v1::CheckpointRequest& request, TimePoint now,
+void AskForCheckpoint(Chief& chief, const v1::CheckpointRequest& /*request*/, TimePoint now, TimePoint deadline,
                       Chief::Callback<v1::CheckpointReply> answer) {
-  chief.Checkpoint(now, WaitDeadline(request.wait_ms(), now), std::move(answer));
+  chief.Checkpoint(now, deadline, std::move(answer));
 }
+
+// The chief's end of a shard's stream (Chief.Follow).
+//
+// Registers the shard with its first report, passes on the others, and sends it the chief's updates, in order. A shard
+// that does not read them is cut off.
+class FollowCall final : public ServerCall {
+ public:
+  // The chief outlives the call.
+  FollowCall(CallWatch& watch, const Context& context, Chief& chief) : ServerCall(watch, context), chief_(chief) {}
+
+ private:
+  void OnBegin() override { Read(kMaxRegistrationBytes); }
+  absl::Status OnMessage(const grpc::ByteBuffer& message) override {
+    v1::ShardReport report;
+    PS_RETURN_IF_ERROR(DecodeMessage(message, &report));
+    if (report.has_registration()) {
+      PS_RETURN_IF_ERROR(Register(report));
+    } else if (!shard_.has_value()) {
+      return absl::InvalidArgumentError("a shard's first report must register it");
+    } else {
+      chief_.OnReport(*shard_, report, Now());
+    }
+    ReadWhenever(kMaxReportBytes);
+    return absl::OkStatus();
+  }
+  void OnMessagesEnd() override { End(absl::OkStatus()); }
+  void OnWritten() override {
+    MutexLock lock(mutex_);
+    writing_ = false;
+    WriteNext();
+  }
+  void OnOver() override {
+    if (shard_.has_value()) chief_.OnShardGone(*shard_, connection_, Now());
+  }
+
+  absl::Status Register(const v1::ShardReport& report) {
+    if (shard_.has_value()) return absl::InvalidArgumentError("the shard is already registered");
+    PS_ASSIGN_OR_RETURN(
+        const uint64_t registered,
+        chief_.RegisterShard(
+            report.registration(), [self = Self(this)](const v1::ChiefUpdate& update) { self->Send(update); }, Now()));
+    connection_ = registered;
+    shard_ = report.registration().shard();
+    watch().Adopt(this);  // The chief takes one a shard.
+    return absl::OkStatus();
+  }
+  void Send(const v1::ChiefUpdate& update) {
+    absl::Status added = absl::OkStatus();
+    {
+      MutexLock lock(mutex_);
+      added = queue_.Add(update);
+      WriteNext();
+    }
+    if (!added.ok()) End(added);
+  }
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (writing_) return;
+    const std::optional<grpc::ByteBuffer> next = queue_.Take();
+    if (!next.has_value()) return;
+    writing_ = true;
+    Write(*next);
+  }
+
+  Chief& chief_;
+  // Known once the shard is registered. Both are used by reactions on messages, one at a time.
+  std::optional<uint32_t> shard_;
+  uint64_t connection_ = 0;
+  Mutex mutex_;
+  UpdateQueue queue_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+};
 
 }  // namespace
 
@@ -202,10 +265,11 @@ void HandleChiefCalls(CallRouter& router, Chief& chief) {
   router.HandleWith<JoinCall>("/ps.v1.Chief/Join", chief);
   router.HandleWith<TellLayoutCall>("/ps.v1.Chief/TellLayout", chief);
   router.HandleWith<WatchCall>("/ps.v1.Chief/Watch", chief);
-  router.HandleWith<AskCall<v1::DoneRequest, AskDone>>("/ps.v1.Chief/Done", chief);
-  router.HandleWith<AskCall<v1::SetHyperparametersRequest, AskToSet>>("/ps.v1.Chief/SetHyperparameters", chief);
+  router.HandleWith<AskCall<v1::DoneRequest, &Chief::Done>>("/ps.v1.Chief/Done", chief);
+  router.HandleWith<AskCall<v1::SetHyperparametersRequest, &Chief::SetHyperparameters>>(
+      "/ps.v1.Chief/SetHyperparameters", chief);
   router.HandleWith<AskCall<v1::CheckpointRequest, AskForCheckpoint>>("/ps.v1.Chief/Checkpoint", chief);
-  router.HandleWith<AskCall<v1::TakeRunRequest, AskForRun>>("/ps.v1.Chief/TakeRun", chief);
+  router.HandleWith<AskCall<v1::TakeRunRequest, &Chief::TakeRun, TakeRunDeadline>>("/ps.v1.Chief/TakeRun", chief);
   router.HandleWith<FollowCall>("/ps.v1.Chief/Follow", chief);
   HandleRequests<v1::HeartbeatRequest, v1::HeartbeatReply>(
       router, "/ps.v1.Chief/Heartbeat",
@@ -231,60 +295,6 @@ void HandleShardStatus(CallRouter& router, std::function<v1::ShardStatusReply()>
   HandleRequests<v1::ShardStatusRequest, v1::ShardStatusReply>(
       router, "/ps.v1.Shard/ShardStatus",
       [status = std::move(status)](const v1::ShardStatusRequest&) { return status(); });
-}
-
-absl::Status FollowCall::OnMessage(const grpc::ByteBuffer& message) {
-  v1::ShardReport report;
-  PS_RETURN_IF_ERROR(DecodeMessage(message, &report));
-  if (report.has_registration()) {
-    PS_RETURN_IF_ERROR(Register(report));
-  } else if (!shard_.has_value()) {
-    return absl::InvalidArgumentError("a shard's first report must register it");
-  } else {
-    chief_.OnReport(*shard_, report, Now());
-  }
-  ReadWhenever(kMaxReportBytes);
-  return absl::OkStatus();
-}
-
-absl::Status FollowCall::Register(const v1::ShardReport& report) {
-  if (shard_.has_value()) return absl::InvalidArgumentError("the shard is already registered");
-  PS_ASSIGN_OR_RETURN(
-      const uint64_t registered,
-      chief_.RegisterShard(
-          report.registration(), [self = Self(this)](const v1::ChiefUpdate& update) { self->Send(update); }, Now()));
-  connection_ = registered;
-  shard_ = report.registration().shard();
-  watch().Adopt(this);  // The chief takes one a shard.
-  return absl::OkStatus();
-}
-
-void FollowCall::OnOver() {
-  if (shard_.has_value()) chief_.OnShardGone(*shard_, connection_, Now());
-}
-
-void FollowCall::Send(const v1::ChiefUpdate& update) {
-  absl::Status added = absl::OkStatus();
-  {
-    MutexLock lock(mutex_);
-    added = queue_.Add(update);
-    WriteNext();
-  }
-  if (!added.ok()) End(added);
-}
-
-void FollowCall::OnWritten() {
-  MutexLock lock(mutex_);
-  writing_ = false;
-  WriteNext();
-}
-
-void FollowCall::WriteNext() {
-  if (writing_) return;
-  const std::optional<grpc::ByteBuffer> next = queue_.Take();
-  if (!next.has_value()) return;
-  writing_ = true;
-  Write(*next);
 }
 
 }  // namespace ps

@@ -12,6 +12,7 @@
 #include "common/check.h"
 #include "common/codec.h"
 #include "common/grpc_call.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {
@@ -182,6 +183,7 @@ void Follower::WriteNext() {
   } else if (end_.MustTell()) {
     end_.Tell(&report);
   } else {
+    all_written_ = true;
     return;
   }
   writing_ = true;
@@ -245,7 +247,7 @@ void Follower::AskForCheckpoint(std::chrono::milliseconds wait, std::function<vo
 
 bool Follower::AllWritten() {
   MutexLock lock(mutex_);
-  return open_ && !writing_ && again_.empty() && queue_.empty();
+  return all_written_;
 }
 
 void Follower::Stop() {
@@ -267,6 +269,7 @@ void Follower::Report(const v1::ShardReport& report) {
     MutexLock lock(mutex_);
     if (over_ || !failure_.ok()) return;
     failure_ = queue_.Add(report);
+    all_written_ = false;
     if (failure_.ok()) return WriteNext();
     failed = call_;
   }
@@ -278,9 +281,7 @@ void Follower::Report(const v1::ShardReport& report) {
 // Any answer shows that the chief is reachable; an error says what is wrong.
 absl::Status Follower::Probe(const std::stop_token& stop, TimePoint deadline) const {
   grpc::ClientContext context;
-  const auto time = std::min<std::chrono::nanoseconds>(kProbe, deadline - Now());
-  context.set_deadline(std::chrono::system_clock::now() +
-                       std::chrono::duration_cast<std::chrono::system_clock::duration>(time));
+  SetDeadline(context, std::min<std::chrono::nanoseconds>(kProbe, deadline - Now()));
   const std::stop_callback cancel(stop, [&context] { context.TryCancel(); });
   v1::StatusReply reply;
   return FromGrpc(v1::Chief::NewStub(channel_)->Status(&context, v1::StatusRequest(), &reply));
@@ -298,18 +299,13 @@ absl::Status Follower::Start(const v1::Registration& registration, const std::st
     }
     const std::string problem = absl::StrCat("--chief=", address, ": ", ConnectionProblem(probed));
     if (Now() >= deadline) {
-      return absl::UnavailableError(
-          absl::StrCat(problem, "; not reachable within ", FormatSeconds(deadline - began), " (", flag, ")"));
+      return Unavailable(problem, "; not reachable within ", FormatSeconds(deadline - began), " (", flag, ")");
     }
     if (Now() - noticed >= kUnreachableEvery) {
       spdlog::warn("{}; retrying", problem);
       noticed = Now();
     }
-    Mutex mutex;
-    CondVar stopped;
-    const std::stop_callback wake(stop, [&] { stopped.NotifyAll(); });
-    MutexLock lock(mutex);
-    stopped.WaitUntil(mutex, Now() + kRetry);
+    PauseUntil(Now() + kRetry, stop);
   }
   registration_ = registration;
   std::random_device random;
@@ -321,9 +317,9 @@ absl::Status Follower::Start(const v1::Registration& registration, const std::st
 absl::Status UpdateQueue::Add(const v1::ChiefUpdate& update) {
   grpc::ByteBuffer encoded = EncodeMessage(update);
   const size_t bytes = encoded.Length();
-  if (!updates_.empty() && (updates_.size() >= limits_.updates || bytes_ + bytes > limits_.bytes)) {
-    return absl::ResourceExhaustedError(absl::StrCat("the shard does not read the chief's updates: ", updates_.size(),
-                                                     " of ", bytes_, " bytes wait for it, the limit"));
+  if (!updates_.empty() && (updates_.size() >= limits_.messages || bytes_ + bytes > limits_.bytes)) {
+    return ResourceExhausted("the shard does not read the chief's updates: ", updates_.size(), " of ", bytes_,
+                             " bytes wait for it, the limit");
   }
   bytes_ += bytes;
   updates_.push_back(std::move(encoded));
@@ -344,9 +340,8 @@ absl::Status ReportQueue::Add(const v1::ShardReport& report) {
   if (!waiting_.has_value()) waiting_ = v1::ShardReport();
   const size_t pushes = static_cast<size_t>(waiting_->complete_size()) + static_cast<size_t>(report.complete_size());
   if (pushes > kMaxPushes || norms_.size() + static_cast<size_t>(report.norms_size()) > kMaxPushes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the chief does not read this shard's reports: ", waiting_->complete_size(),
-                     " complete pushes and the norms of ", norms_.size(), " wait for it, the limit"));
+    return ResourceExhausted("the chief does not read this shard's reports: ", waiting_->complete_size(),
+                             " complete pushes and the norms of ", norms_.size(), " wait for it, the limit");
   }
   norms_.insert(norms_.end(), report.norms().begin(), report.norms().end());
   v1::ShardReport earlier = std::exchange(*waiting_, report);

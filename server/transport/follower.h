@@ -42,13 +42,8 @@ inline constexpr size_t kMaxReportBytes = kMaxMessageBytes;
 // decision.
 class UpdateQueue {
  public:
-  struct Limits {
-    size_t updates = 4096;  // A shard reads far faster than steps are made.
-    size_t bytes = 256 << 20;
-  };
-
-  UpdateQueue() : UpdateQueue(Limits{}) {}
-  explicit UpdateQueue(const Limits& limits) : limits_(limits) {}
+  // The default is enough: a shard reads far faster than steps are made.
+  explicit UpdateQueue(const ResumableLimits& limits = {}) : limits_(limits) {}
 
   // RESOURCE_EXHAUSTED if it would be past a limit; then it is not added. One is taken whatever its size.
   absl::Status Add(const v1::ChiefUpdate& update);
@@ -56,7 +51,7 @@ class UpdateQueue {
   std::optional<grpc::ByteBuffer> Take();
 
  private:
-  const Limits limits_;
+  const ResumableLimits limits_;
   std::deque<grpc::ByteBuffer> updates_;
   size_t bytes_ = 0;
 };
@@ -76,18 +71,17 @@ class ReportQueue {
   absl::Status Add(const v1::ShardReport& report);
   // What waits; nothing if nothing does.
   std::optional<v1::ShardReport> Take();
-  bool empty() const { return !waiting_.has_value(); }
 
  private:
   std::optional<v1::ShardReport> waiting_;  // But for sums.
-  std::deque<v1::NormSums> norms_;          // Only with waiting_.
+  std::deque<v1::NormSums> norms_;          // They wait only with waiting_.
 };
 
 // Thread-safe once started; Start and Stop are its owner's, and not for the callbacks.
 class Follower {
  public:
   struct Callbacks {
-    std::function<void(const v1::ChiefUpdate&)> on_update;  // In order, one at a time.
+    std::function<void(const v1::ChiefUpdate&)> on_update;  // Gets each, in order, one at a time.
     // Gets an error when the connection broke and the follower begins to resume the stream, and OK when the stream is
     // resumed.
     std::function<void(const absl::Status&)> on_connection;
@@ -104,7 +98,7 @@ class Follower {
                      const std::stop_token& stop, const std::string& flag = "--connect_timeout");
   // Opens the stream again if its connection broke, or ends it if that takes too long. To be called now and then.
   void Tick(TimePoint now);
-  // Whether every report so far was written to the chief's connection.
+  // Whether every report so far has been written to a connection to the chief.
   bool AllWritten();
   // Asks the chief for a checkpoint, once, and calls back with what came of it: from any thread, at the latest at Stop.
   void AskForCheckpoint(std::chrono::milliseconds wait, std::function<void(const absl::Status&)> callback);
@@ -139,6 +133,7 @@ class Follower {
   std::shared_ptr<Call> call_ ABSL_GUARDED_BY(mutex_);
   bool in_call_ ABSL_GUARDED_BY(mutex_) = false;  // There is a call, and it is not done.
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool all_written_ ABSL_GUARDED_BY(mutex_) = true;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;      // Nothing is written any more on this call.
   bool open_ ABSL_GUARDED_BY(mutex_) = false;        // Updates come, and reports may be written.
   bool registered_ ABSL_GUARDED_BY(mutex_) = false;  // It was open once.

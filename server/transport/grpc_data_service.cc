@@ -1,11 +1,11 @@
 #include "server/transport/grpc_data_service.h"
 
 #include <algorithm>
-#include "absl/strings/str_cat.h"
 #include "common/codec.h"
 #include "common/endpoint.h"
 #include "common/proto_values.h"
 #include "common/status.h"
+#include "server/shard/push_pull_session.h"
 #include "server/transport/server_call.h"
 #include "server/transport/version_messages.h"
 
@@ -21,9 +21,8 @@ absl::Status CheckHeaderBytes(const grpc::ByteBuffer& message, const std::vector
   size_t payload = 0;
   for (const ReceivedSlice& slice : slices) payload += slice.payload.wire_bytes();
   if (message.Length() <= payload + kMaxHeaderBytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("a message of ", message.Length(), " bytes with only ", payload,
-                                                 " bytes of slices; of other bytes at most ", kMaxHeaderBytes,
-                                                 " are allowed"));
+  return InvalidArgument("a message of ", message.Length(), " bytes with only ", payload,
+                         " bytes of slices; of other bytes at most ", kMaxHeaderBytes, " are allowed");
 }
 
 // Messages are read one after the other, and then at most one request is parked at the shard. Beside that one message
@@ -33,8 +32,8 @@ absl::Status CheckHeaderBytes(const grpc::ByteBuffer& message, const std::vector
 class DataCall : public ServerCall, public ShardClient {
  public:
   // `this_host`: the caller is on it, as far as that matters.
-  DataCall(CallWatch& watch, const Context& context, Shard& shard, const WaitLimits& limits, bool this_host = false)
-      : ServerCall(watch, context), shard_(shard), session_(shard, context.peer(), this_host, limits) {}
+  DataCall(CallWatch& watch, const Context& context, Shard& shard, bool this_host = false)
+      : ServerCall(watch, context), shard_(shard), session_(shard, context.peer(), this_host) {}
 
  protected:
   // The call is a member's, if the identity is.
@@ -123,9 +122,8 @@ class InitCall final : public DataCall {
 // A push; with `weights`, a push_pull.
 class PushCall final : public DataCall {
  public:
-  PushCall(CallWatch& watch, const Context& context, Shard& shard, const WaitLimits& limits, bool this_host,
-           bool weights)
-      : DataCall(watch, context, shard, limits, this_host), weights_(weights) {}
+  PushCall(CallWatch& watch, const Context& context, Shard& shard, bool this_host, bool weights)
+      : DataCall(watch, context, shard, this_host), weights_(weights) {}
 
  private:
   void OnBegin() override { Read(kMaxMessageBytes); }
@@ -155,47 +153,29 @@ class PushCall final : public DataCall {
   const bool weights_;
 };
 
-// A call whose request is one small message, without slices.
-template <typename Request>
-class ReadCall : public DataCall {
+class PullCall final : public RequestCall<v1::PullRequest, DataCall> {
  public:
-  using DataCall::DataCall;
-
- protected:
-  virtual void Ask(const Request& request) = 0;
+  using RequestCall::RequestCall;
 
  private:
-  void OnBegin() final { Read(kMaxSmallRequestBytes); }
-
-  absl::Status OnMessage(const grpc::ByteBuffer& message) final {
-    Request request;
-    PS_RETURN_IF_ERROR(DecodeMessage(message, &request));
-    request.DiscardUnknownFields();  // Its identity is kept while the call is parked.
+  absl::Status OnRequest(const v1::PullRequest& request) override {
     PS_RETURN_IF_ERROR(Identify(request.id()));
-    Ask(request);
-    return absl::OkStatus();
-  }
-
-  void OnMessagesEnd() final { End(absl::InvalidArgumentError("the call ended without a message")); }
-};
-
-class PullCall final : public ReadCall<v1::PullRequest> {
- public:
-  using ReadCall::ReadCall;
-
- private:
-  void Ask(const v1::PullRequest& request) override {
     Want({.constants = true, .float32 = request.float32(), .base = BaseOf(request)});
     session().Pull(request, Self(this));
+    return absl::OkStatus();
   }
 };
 
-class HashCall final : public ReadCall<v1::HashSlicesRequest> {
+class HashCall final : public RequestCall<v1::HashSlicesRequest, DataCall> {
  public:
-  using ReadCall::ReadCall;
+  using RequestCall::RequestCall;
 
  private:
-  void Ask(const v1::HashSlicesRequest& request) override { session().PullToHash(request, Self(this)); }
+  absl::Status OnRequest(const v1::HashSlicesRequest& request) override {
+    PS_RETURN_IF_ERROR(Identify(request.id()));
+    session().PullToHash(request, Self(this));
+    return absl::OkStatus();
+  }
 
   void OnAnswer(absl::StatusOr<ShardAnswer> answer) override {
     if (!answer.ok()) return End(answer.status());
@@ -206,19 +186,18 @@ class HashCall final : public ReadCall<v1::HashSlicesRequest> {
 
 }  // namespace
 
-GrpcDataService::GrpcDataService(Shard& shard, CallRouter& router, const WaitLimits& limits, bool long_links)
+GrpcDataService::GrpcDataService(Shard& shard, CallRouter& router, bool long_links)
     : shard_(shard),
       router_(router),
-      limits_(limits),
       // A window is let grow for a message that is larger.
       window_bytes_(long_links ? kMostLongLinkWindowBytes : std::max(kServerWindowBytes, kMaxMessageBytes)) {
-  router_.HandleWith<InitCall>("/ps.v1.Shard/Init", shard_, limits_);
-  router_.HandleWith<PullCall>("/ps.v1.Shard/Pull", shard_, limits_);
-  router_.HandleWith<HashCall>("/ps.v1.Shard/HashSlices", shard_, limits_);
+  router_.HandleWith<InitCall>("/ps.v1.Shard/Init", shard_);
+  router_.HandleWith<PullCall>("/ps.v1.Shard/Pull", shard_);
+  router_.HandleWith<HashCall>("/ps.v1.Shard/HashSlices", shard_);
   for (const bool weights : {false, true}) {
     router_.Handle(weights ? "/ps.v1.Shard/PushPull" : "/ps.v1.Shard/Push", [this, weights](const Context& context) {
       return CallRouter::Begun(
-          std::make_shared<PushCall>(router_.watch(), context, shard_, limits_, IsHere(context.peer()), weights));
+          std::make_shared<PushCall>(router_.watch(), context, shard_, IsHere(context.peer()), weights));
     });
   }
 }

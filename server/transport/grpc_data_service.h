@@ -9,7 +9,6 @@
 #include "absl/container/flat_hash_map.h"
 #include "common/sync.h"
 #include "ps/v1/ps.pb.h"
-#include "server/shard/push_pull_session.h"
 #include "server/shard/shard.h"
 #include "server/transport/call_watch.h"
 
@@ -18,7 +17,7 @@ namespace ps {
 class GrpcDataService {
  public:
   // Takes its calls from the router. All outlive the gRPC server, whose windows grow with `long_links` (endpoint.h).
-  GrpcDataService(Shard& shard, CallRouter& router, const WaitLimits& limits, bool long_links);
+  GrpcDataService(Shard& shard, CallRouter& router, bool long_links);
 
   // Cancels calls that do not move on.
   void Tick(TimePoint now) {
@@ -36,7 +35,6 @@ class GrpcDataService {
 
   Shard& shard_;
   CallRouter& router_;
-  const WaitLimits limits_;
   const uint64_t window_bytes_;  // A call has received so many at most that it has not read.
   Mutex peers_mutex_;
   absl::flat_hash_map<std::string, bool> peers_ ABSL_GUARDED_BY(peers_mutex_);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
+#include "common/status.h"
 #include "grpc/health/v1/health.pb.h"
 #include "server/transport/server_call.h"
 
@@ -88,8 +88,7 @@ absl::Status HealthService::AddWatch(const std::shared_ptr<WatchCall>& call, con
   MutexLock lock(mutex_);
   if (ended_) return absl::UnavailableError("the server is shutting down");
   if (watches_.size() >= kMaxWatches) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the server has ", kMaxWatches, " watches of its health open, its limit; retry later"));
+    return ResourceExhausted("the server has ", kMaxWatches, " watches of its health open, its limit; retry later");
   }
   const bool known = service.empty();
   watches_.push_back({.call = call, .known = known});

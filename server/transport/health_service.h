@@ -37,7 +37,7 @@ class HealthService {
   bool serves() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return serving_ && room_; }
   void Tell() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  Mutex mutex_;  // Before the locks of calls.
+  Mutex mutex_;  // It is locked before those of calls.
   bool serving_ ABSL_GUARDED_BY(mutex_) = false;
   bool room_ ABSL_GUARDED_BY(mutex_) = true;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;

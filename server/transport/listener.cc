@@ -42,9 +42,9 @@ rlim_t FirstReservedOf(rlim_t limit) { return limit - std::min(kReserved, limit 
 
 absl::Status NotHere(const std::string& flag, int error) {
   if (error == EADDRINUSE || error == EADDRNOTAVAIL) {
-    return absl::UnavailableError(absl::StrCat(flag, ": the address is in use or does not belong to this machine"));
+    return Unavailable(flag, ": the address is in use or does not belong to this machine");
   }
-  return absl::UnavailableError(absl::StrCat(flag, ": ", std::strerror(error)));
+  return Unavailable(flag, ": ", std::strerror(error));
 }
 
 // The sockets' options as gRPC's own listener sets them; connections inherit those of TCP.
@@ -69,8 +69,7 @@ absl::StatusOr<FileDescriptor> ListenAtPath(const std::string& flag, const std::
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof address.sun_path) {
-    return absl::UnavailableError(
-        absl::StrCat(flag, ": the path has more than ", sizeof address.sun_path - 1, " bytes"));
+    return Unavailable(flag, ": the path has more than ", sizeof address.sun_path - 1, " bytes");
   }
   std::copy(path.begin(), path.end(), address.sun_path);
   unlink(path.c_str());  // A server that was killed has left it.
@@ -103,7 +102,7 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenAtHost(const std::string& flag
     hints.ai_flags = AI_PASSIVE;
     addrinfo* found = nullptr;
     const int error = getaddrinfo(host.c_str(), nullptr, &hints, &found);
-    if (error != 0) return absl::UnavailableError(absl::StrCat(flag, ": ", gai_strerror(error)));
+    if (error != 0) return Unavailable(flag, ": ", gai_strerror(error));
     const absl::Cleanup free_found = [found] { freeaddrinfo(found); };
     std::vector<FileDescriptor> sockets;
     absl::Status why = absl::OkStatus();
@@ -150,11 +149,9 @@ bool Answers(const std::string& path) {
 absl::Status CheckPath(const std::string& flag, const std::string& path) {
   struct stat about = {};
   if (lstat(path.c_str(), &about) != 0) return absl::OkStatus();
-  if (!S_ISSOCK(about.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(flag, ": ", path, " exists and is not a socket"));
-  }
+  if (!S_ISSOCK(about.st_mode)) return InvalidArgument(flag, ": ", path, " exists and is not a socket");
   if (!Answers(path)) return absl::OkStatus();  // What a killed server left; gRPC removes it.
-  return absl::FailedPreconditionError(absl::StrCat(flag, ": another process is already listening there"));
+  return FailedPrecondition(flag, ": another process is already listening there");
 }
 
 }  // namespace
@@ -288,29 +285,24 @@ void Listener::OnFull(const std::string& why) {
 
 absl::StatusOr<std::unique_ptr<UnixLock>> UnixLock::Take(const std::string& flag, const std::string& path) {
   if (path.size() >= sizeof(sockaddr_un::sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        flag, ": the path has ", path.size(), " bytes; a socket's has at most ", sizeof(sockaddr_un::sun_path) - 1));
+    return InvalidArgument(flag, ": the path has ", path.size(), " bytes; a socket's has at most ",
+                           sizeof(sockaddr_un::sun_path) - 1);
   }
   const std::string lock_path = path + ".lock";
   for (int tries = 0; tries < kTries; ++tries) {
     FileDescriptor file(open(lock_path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
-    if (!file.valid()) {
-      return absl::InvalidArgumentError(absl::StrCat(flag, ": ", lock_path, ": ", std::strerror(errno)));
-    }
+    if (!file.valid()) return InvalidArgument(flag, ": ", lock_path, ": ", std::strerror(errno));
     if (flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno == EINTR) continue;
-      if (errno != EWOULDBLOCK) {
-        return absl::InvalidArgumentError(absl::StrCat(flag, ": ", lock_path, ": locking: ", std::strerror(errno)));
-      }
-      return absl::FailedPreconditionError(absl::StrCat(flag, ": another server is using this path"));
+      if (errno != EWOULDBLOCK) return InvalidArgument(flag, ": ", lock_path, ": locking: ", std::strerror(errno));
+      return FailedPrecondition(flag, ": another server is using this path");
     }
     if (!HasName(file.get(), lock_path)) continue;  // Its owner removed it between our open and our lock.
     std::unique_ptr<UnixLock> lock(new UnixLock(lock_path, std::move(file)));
     PS_RETURN_IF_ERROR(CheckPath(flag, path));
     return lock;
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat(flag, ": ", lock_path, " is being removed and created again by others"));
+  return FailedPrecondition(flag, ": ", lock_path, " is being removed and created again by others");
 }
 
 UnixLock::~UnixLock() {

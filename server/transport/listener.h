@@ -67,9 +67,9 @@ class Listener {
   std::function<void(bool)> on_room_;
   // Only the thread uses these.
   bool full_ = false;
-  bool out_of_descriptors_ = false;  // At the last caller.
-  TimePoint warn_at_;                // Not before this.
-  uint64_t unsaid_ = 0;              // Sent away since the last warning.
+  bool out_of_descriptors_ = false;  // So it was at the last caller.
+  TimePoint warn_at_;                // It does not warn before.
+  uint64_t unsaid_ = 0;              // So many were sent away since the last warning.
   std::thread thread_;
 };
 

@@ -13,7 +13,7 @@
 namespace ps {
 namespace {
 
-constexpr std::chrono::milliseconds kPause(100);  // After an error of accepting.
+constexpr std::chrono::milliseconds kPause(100);  // It follows an error of accepting.
 constexpr std::chrono::hours kAcceptFor(1);
 constexpr size_t kMostStrangers = 256;  // Callers that have not said yet who they are.
 constexpr std::chrono::seconds kWarnEvery(10);
@@ -36,8 +36,7 @@ absl::Status LocalService::CheckSupported() {
   return Annotate(tried.status(), "--shared_memory");
 }
 
-absl::StatusOr<std::unique_ptr<LocalService>> LocalService::Start(Shard& shard, const WaitLimits& limits,
-                                                                  const std::string& path) {
+absl::StatusOr<std::unique_ptr<LocalService>> LocalService::Start(Shard& shard, const std::string& path) {
   std::unique_ptr<UnixLock> path_lock;
   std::string at;  // Absolute, since workers have other working folders.
   if (!path.empty()) {
@@ -47,13 +46,11 @@ absl::StatusOr<std::unique_ptr<LocalService>> LocalService::Start(Shard& shard, 
   }
   PS_ASSIGN_OR_RETURN(LocalListener listener,
                       Annotate(LocalListener::Listen(at), path.empty() ? "--shared_memory" : "--local_socket"));
-  return std::unique_ptr<LocalService>(new LocalService(shard, limits, std::move(path_lock), std::move(listener)));
+  return std::unique_ptr<LocalService>(new LocalService(shard, std::move(path_lock), std::move(listener)));
 }
 
-LocalService::LocalService(Shard& shard, const WaitLimits& limits, std::unique_ptr<UnixLock> path_lock,
-                           LocalListener listener)
+LocalService::LocalService(Shard& shard, std::unique_ptr<UnixLock> path_lock, LocalListener listener)
     : shard_(shard),
-      limits_(limits),
       path_lock_(std::move(path_lock)),
       listener_(std::move(listener)),
       accepting_([this] { Accept(); }) {}
@@ -111,7 +108,7 @@ void LocalService::Warn(const std::string& why) {
 
 bool LocalService::Add(LocalSocket socket) {
   const auto entry = entries_.emplace(entries_.end());
-  entry->link = std::make_shared<LocalLink>(shard_, limits_, std::move(socket));
+  entry->link = std::make_shared<LocalLink>(shard_, std::move(socket));
   try {
     entry->thread = std::thread([this, entry] { Run(entry); });
   } catch (const std::system_error&) {  // The system has no more threads.
@@ -148,8 +145,7 @@ void LocalService::Run(Entries::iterator entry) {
 
 absl::Status LocalService::Admit(const v1::Identity& id, Entry& entry) {
   if (!shard_.IsMember(id)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("rank ", id.rank(), ", incarnation ", id.incarnation(), " is no member of the job"));
+    return FailedPrecondition("rank ", id.rank(), ", incarnation ", id.incarnation(), " is no member of the job");
   }
   MutexLock lock(mutex_);
   if (stopping_) return absl::CancelledError("the server is shutting down");
@@ -183,7 +179,7 @@ void LocalService::Tick() {
   const std::map<uint32_t, uint64_t> members = shard_.MemberIncarnations();
   const uint64_t version = shard_.version();
   const TimePoint now = Now();
-  std::vector<std::optional<VersionPin>> released;  // Without the lock: the shard may go on with them.
+  std::vector<std::optional<VersionPin>> released;  // They go without the lock: the shard may go on with them.
   {
     MutexLock lock(mutex_);
     std::erase_if(views_, [&](auto& view) {
@@ -210,8 +206,8 @@ std::vector<uint32_t> LocalService::ranks() const {
 }
 
 struct LocalLink::Call final : ShardClient {
-  Call(uint64_t its_number, std::shared_ptr<LocalLink> its_link, Shard& shard, const WaitLimits& limits)
-      : number(its_number), link(std::move(its_link)), session(shard, "this host", /*this_host=*/true, limits) {}
+  Call(uint64_t its_number, std::shared_ptr<LocalLink> its_link, Shard& shard)
+      : number(its_number), link(std::move(its_link)), session(shard, "this host", /*this_host=*/true) {}
 
   void OnAnswer(absl::StatusOr<ShardAnswer> answer) override { link->Answer(*this, std::move(answer)); }
   void OnBuilt(BuiltSlices /*built*/) override {}  // Whole versions are read where they lie.
@@ -257,7 +253,7 @@ absl::Status LocalLink::Greet(const std::function<absl::Status(const v1::Identit
   if (hello.protocol() != v1::PROTOCOL_VERSION_1) {
     admitted = absl::UnimplementedError(absl::StrCat("protocol version ", hello.protocol()));
   } else if (hello.shard() != shard_.number()) {
-    admitted = absl::NotFoundError(absl::StrCat("shard ", shard_.number(), " is here, not shard ", hello.shard()));
+    admitted = NotFound("shard ", shard_.number(), " is here, not shard ", hello.shard());
   }
   if (admitted.ok()) admitted = admit(hello.id());  // Last: it ends the link that the member has.
   if (!admitted.ok()) {
@@ -295,15 +291,15 @@ absl::Status LocalLink::OnMessage(const std::string& message) {
   if (request.begin_case() != v1::LocalRequest::BEGIN_NOT_SET) return Begin(request);
   const std::shared_ptr<Call> call = Find(request.call());
   if (call == nullptr) return absl::OkStatus();  // It has its answer.
-  if (request.cancel()) {
-    Cancel(call);
-    return absl::OkStatus();
-  }
-  return AddSlices(call, request);
+  if (!request.cancel()) return AddSlices(call, request);
+  call->session.Gone();
+  // If it is not open, it is answered.
+  if (std::exchange(call->open, false)) Answer(*call, absl::CancelledError("the call was cancelled"));
+  return absl::OkStatus();
 }
 
 absl::Status LocalLink::Begin(const v1::LocalRequest& request) {
-  const auto call = std::make_shared<Call>(request.call(), shared_from_this(), shard_, limits_);
+  const auto call = std::make_shared<Call>(request.call(), shared_from_this(), shard_);
   {
     MutexLock lock(mutex_);
     if (pins_.contains(call->number) || !calls_.emplace(call->number, call).second) {
@@ -411,17 +407,11 @@ absl::Status LocalLink::TakeMemory(TimePoint deadline) {
 }
 
 void LocalLink::Release(const v1::LocalRequest& request) {
-  std::vector<VersionPin> released;  // Without the lock: the shard may go on with them.
+  std::vector<VersionPin> released;  // They go without the lock: the shard may go on with them.
   MutexLock lock(mutex_);
   for (const uint64_t call : request.released()) {
     if (auto pin = pins_.extract(call); !pin.empty()) released.push_back(std::move(pin.mapped().pin));
   }
-}
-
-void LocalLink::Cancel(const std::shared_ptr<Call>& call) {
-  call->session.Gone();
-  if (!std::exchange(call->open, false)) return;  // It is answered.
-  Answer(*call, absl::CancelledError("the call was cancelled"));
 }
 
 std::shared_ptr<LocalLink::Call> LocalLink::Find(uint64_t call) {

@@ -34,8 +34,7 @@ namespace ps {
 class LocalLink : public std::enable_shared_from_this<LocalLink> {
  public:
   // The shard outlives it.
-  LocalLink(Shard& shard, const WaitLimits& limits, LocalSocket socket)
-      : shard_(shard), limits_(limits), socket_(std::move(socket)) {}
+  LocalLink(Shard& shard, LocalSocket socket) : shard_(shard), socket_(std::move(socket)) {}
 
   // Once, on a thread of its own: greets the other side, asks `admit` whether this member may have a link (an error
   // says why not), and answers its calls until the link ends. Then nothing of it waits at the shard or is pinned.
@@ -46,8 +45,8 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   void Tick(TimePoint now, uint64_t version);
   // Ends Run soon. From any thread.
   void Close();
-  // After Run: the version that the member may still be reading, though its link is gone; nothing where all read the
-  // same one, which then stays.
+  // Called after Run. The version that the member may still be reading, though its link is gone; nothing where all read
+  // the same one, which then stays.
   std::optional<VersionPin> TakeView() { return std::exchange(view_, std::nullopt); }
 
  private:
@@ -66,7 +65,6 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   absl::StatusOr<std::shared_ptr<SharedMemory>> MemoryOf(uint32_t number, size_t bytes);
   absl::Status TakeMemory(TimePoint deadline);
   void Release(const v1::LocalRequest& request);
-  void Cancel(const std::shared_ptr<Call>& call);
   std::shared_ptr<Call> Find(uint64_t call);
   // The call's answer: once, from any thread.
   void Answer(const Call& call, absl::StatusOr<ShardAnswer> answer);
@@ -75,7 +73,6 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   void End();
 
   Shard& shard_;
-  const WaitLimits limits_;
   // Run's thread uses these.
   std::atomic<uint32_t> rank_ = 0;                              // A copy of id_'s, which any thread reads for messages.
   v1::Identity id_;                                             // Known since the greeting.
@@ -99,8 +96,7 @@ class LocalService {
   // OK if this system has what it takes; else the error names the flag.
   static absl::Status CheckSupported();
   // Listens at the path, or, if it is empty, at a new name. Errors name the flag. The shard outlives it.
-  static absl::StatusOr<std::unique_ptr<LocalService>> Start(Shard& shard, const WaitLimits& limits,
-                                                             const std::string& path);
+  static absl::StatusOr<std::unique_ptr<LocalService>> Start(Shard& shard, const std::string& path);
   // Ends all links.
   ~LocalService();
 
@@ -121,7 +117,7 @@ class LocalService {
   };
   using Entries = std::list<Entry>;
 
-  LocalService(Shard& shard, const WaitLimits& limits, std::unique_ptr<UnixLock> path_lock, LocalListener listener);
+  LocalService(Shard& shard, std::unique_ptr<UnixLock> path_lock, LocalListener listener);
   void Accept();
   // False: there is no thread for it.
   bool Add(LocalSocket socket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -134,7 +130,6 @@ class LocalService {
   void Collect();
 
   Shard& shard_;
-  const WaitLimits limits_;
   const std::unique_ptr<UnixLock> path_lock_;  // Where it listens at a path; outlives the socket.
   LocalListener listener_;
 
@@ -143,19 +138,19 @@ class LocalService {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   Entries entries_ ABSL_GUARDED_BY(mutex_);
   size_t strangers_ ABSL_GUARDED_BY(mutex_) = 0;  // So many of them are not admitted.
-  TimePoint warn_at_ ABSL_GUARDED_BY(mutex_);     // Not before this.
+  TimePoint warn_at_ ABSL_GUARDED_BY(mutex_);     // It does not warn before.
   struct Member {
     uint64_t incarnation = 0;
     std::shared_ptr<LocalLink> link;
   };
-  std::map<uint32_t, Member> members_ ABSL_GUARDED_BY(mutex_);  // By rank.
+  std::map<uint32_t, Member> members_ ABSL_GUARDED_BY(mutex_);  // The key is the rank.
   // What members whose link has ended may still be reading, for as long as they are members: one version each, which
   // counts as one that they hold (Readers::May).
   struct View {
     uint64_t incarnation = 0;
     std::optional<VersionPin> pin;
   };
-  std::map<uint32_t, View> views_ ABSL_GUARDED_BY(mutex_);  // By rank.
+  std::map<uint32_t, View> views_ ABSL_GUARDED_BY(mutex_);  // The key is the rank.
   std::thread accepting_;
 };
 

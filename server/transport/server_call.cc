@@ -2,9 +2,9 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/grpc_call.h"
+#include "common/status.h"
 
 namespace ps {
 
@@ -27,8 +27,7 @@ void ServerCall::OnReadDone(bool ok) {
   watch_.Received(this);
   if (!ok) return OnMessagesEnd();
   if (incoming_.Length() > max_bytes_) {
-    return End(absl::InvalidArgumentError(
-        absl::StrCat("a request of ", incoming_.Length(), " bytes; at most ", max_bytes_, " are allowed")));
+    return End(InvalidArgument("a request of ", incoming_.Length(), " bytes; at most ", max_bytes_, " are allowed"));
   }
   // Kept until its reaction returns; the next one may be read meanwhile.
   grpc::ByteBuffer message;

@@ -95,12 +95,10 @@ class ServerCall : public grpc::ServerGenericBidiReactor, public SelfOwned<Serve
 inline constexpr size_t kMaxSmallRequestBytes = 64 << 10;
 
 // Reads one request, and is answered by whoever derives from it.
-template <typename Request>
-class RequestCall : public ServerCall {
+template <typename Request, typename Base = ServerCall, size_t kMaxBytes = kMaxSmallRequestBytes>
+class RequestCall : public Base {
  public:
-  RequestCall(CallWatch& watch, const grpc::GenericCallbackServerContext& context,
-              size_t max_bytes = kMaxSmallRequestBytes)
-      : ServerCall(watch, context), max_bytes_(max_bytes) {}
+  using Base::Base;
 
  protected:
   // An error ends the call. Else Answer or End does, now or later.
@@ -108,20 +106,19 @@ class RequestCall : public ServerCall {
 
   template <typename Reply>
   void AnswerOrEnd(const absl::StatusOr<Reply>& reply) {
-    if (!reply.ok()) return End(reply.status());
-    Answer(EncodeMessage(*reply));
+    if (!reply.ok()) return this->End(reply.status());
+    this->Answer(EncodeMessage(*reply));
   }
 
  private:
-  void OnBegin() final { Read(max_bytes_); }
+  void OnBegin() final { this->Read(kMaxBytes); }
   absl::Status OnMessage(const grpc::ByteBuffer& message) final {
     Request request;
     PS_RETURN_IF_ERROR(DecodeMessage(message, &request));
+    request.DiscardUnknownFields();  // What a call keeps of it while it is parked has a limit.
     return OnRequest(request);
   }
-  void OnMessagesEnd() final { End(absl::InvalidArgumentError("the call ended without a message")); }
-
-  const size_t max_bytes_;
+  void OnMessagesEnd() final { this->End(absl::InvalidArgumentError("the call ended without a message")); }
 };
 
 // A call that is answered with a stream of states. Only the newest state matters: one that is not sent yet is replaced.

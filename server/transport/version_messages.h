@@ -29,7 +29,7 @@ class VersionMessages {
     bool constants = false;        // Their slices, too.
     bool float32 = false;          // Weights are sent as the server keeps them.
     std::optional<uint64_t> base;  // The meaning is that of PullRequest.base.
-    SliceRanges carries;           // Only these slices; empty: all.
+    SliceRanges carries;           // It asks for these slices; empty: for all.
   };
   void Answer(v1::PullReply header, std::optional<VersionPin> weights, Wanted wanted);
 

@@ -115,14 +115,14 @@ class LinkJob {
 
   absl::Status StartServer(uint32_t shard) {
     const std::vector<std::string> on = hosts_.On(HostOf(shard));
-    const double longest_s = 10 + 4 * options_.workers * OnceSeconds(options_);
-    std::vector<std::string> flags = {
-        "--listen=" + AddressOf(shard, kServerPort), "--advertise=" + Advertised(shard), "--insecure",
-        "--shared_memory=off", LongLinksFlag(),
-        // Heartbeats and pings wait behind the first weights, which go to all at once.
-        absl::StrFormat("--lease=%.0fs", longest_s), absl::StrFormat("--reconnect_grace=%.0fs", longest_s),
-        absl::StrCat("--num_workers=", options_.workers), absl::StrCat("--num_shards=", placement_.servers),
-        absl::StrCat("--shard=", shard)};
+    std::vector<std::string> flags = {"--listen=" + AddressOf(shard, kServerPort),
+                                      "--advertise=" + Advertised(shard),
+                                      "--insecure",
+                                      "--shared_memory=off",
+                                      LongLinksFlag(),
+                                      absl::StrCat("--num_workers=", options_.workers),
+                                      absl::StrCat("--num_shards=", placement_.servers),
+                                      absl::StrCat("--shard=", shard)};
     if (options_.rounds.has_value()) {
       flags.insert(flags.end(), {"--mode=diloco", absl::StrCat("--local_steps=", options_.rounds->local_steps),
                                  absl::StrCat("--fragments=", options_.rounds->fragments),

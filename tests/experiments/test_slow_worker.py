@@ -33,7 +33,9 @@ class SlowWorkerTest(support.ExperimentCase):
             rate = sum(used) / (max(times) - min(times))
             self.assertAlmostEqual(float(row["samples/s"].replace(",", "")), rate, delta=1)
             self.assertAlmostEqual(float(row["of what all could do"]), rate * STEP_S / BATCH / COULD, delta=0.001)
-            self.assertAlmostEqual(float(row["the slow worker's part"].rstrip("%")), 100 * used[3] / sum(used), delta=0.1)
+            self.assertAlmostEqual(
+                float(row["the slow worker's part"].rstrip("%")), 100 * used[3] / sum(used), delta=0.1
+            )
 
     def test_whoever_waits_for_the_slow_worker_has_as_much_of_it_as_of_the_others(self) -> None:
         rows = {row["whom to wait for"]: row for row in table_rows(self.page, "What is made of what all could do")}

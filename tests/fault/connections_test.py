@@ -61,8 +61,8 @@ class Server:
 
 
 class Between:
-    """Passes connections on to a server. What comes from there it reads at this many bytes a second, of each (None: as it
-    comes), or not at all while it is held.
+    """Passes connections on to a server. What comes from there it reads at this many bytes a second, of each (None: as
+    it comes), or not at all while it is held.
     """
 
     def __init__(self, address, rate=None):
@@ -82,7 +82,9 @@ class Between:
             except OSError:
                 return  # Closed.
             server = socket.socket()
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10)  # Before it connects: the rest waits there.
+            server.setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10
+            )  # Before it connects: the rest waits there.
             server.connect(self.server)
             self.open += [worker, server]
             for source, to, back in ((worker, server, False), (server, worker, True)):
@@ -98,56 +100,53 @@ class Between:
 
     def _pass(self, source, to, back):
         flows = self.flows
-        try:
+        with contextlib.suppress(OSError):
             while data := source.recv(8 << 10):
                 if back:
                     flows.wait(LIMIT)
                 to.sendall(data)
                 if back and self.rate is not None:
                     time.sleep(len(data) / self.rate)  # This is the link.
-        except OSError:
-            pass
         for end in (source, to):
-            try:
+            with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
 
 
 def slow_weights():
     """Heartbeats do not wait behind weights that take several leases."""
-    with tempfile.TemporaryDirectory() as folder:
-        with Server(folder, 1024, 1024, more=["--lease=2s", "--reconnect_grace=2s", "--optimizer=sgd"]) as server:
-            slow = Between(server.address, 1 << 20)
-            large = ["--dataset=synthetic:samples=16,features=1000,classes=4", "--model=mlp:1000,1000,4", "--batch_size=8"]
-            command = [str(BIN / "ps_worker"), f"--server={slow.address}", "--shared_memory=off", "--steps=1", *large]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
-            slow.listener.close()
-            assert done.returncode == 0, done.stderr + server.errors()
-            assert server.process.wait(LIMIT) == 0, server.errors()
+    short = ["--lease=2s", "--reconnect_grace=2s", "--optimizer=sgd"]
+    large = ["--dataset=synthetic:samples=16,features=1000,classes=4", "--model=mlp:1000,1000,4", "--batch_size=8"]
+    with tempfile.TemporaryDirectory() as folder, Server(folder, 1024, 1024, more=short) as server:
+        slow = Between(server.address, 1 << 20)
+        command = [str(BIN / "ps_worker"), f"--server={slow.address}", "--shared_memory=off", "--steps=1", *large]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+        slow.listener.close()
+        assert done.returncode == 0, done.stderr + server.errors()
+        assert server.process.wait(LIMIT) == 0, server.errors()
 
 
 def finished():
     """A shard whose connection to the chief breaks just as the job is finished hears of that when it is back."""
     shards = ["--num_shards=2", "--mode=asp"]
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
-        with Server(one, 1024, 1024, more=shards) as chief:
-            between = Between(chief.address)
-            with Server(two, 1024, 1024, more=[*shards, "--shard=1", f"--chief={between.address}"]) as shard:
-                # A shard that applies each push by itself needs no word of the chief until the end.
-                command = [str(BIN / "ps_worker"), f"--server={chief.address}", "--steps=50", *MODEL]
-                metrics = pathlib.Path(two) / "metrics"
-                metrics.touch()
-                command += ["--experiment_step_time=20ms", f"--metrics_file={metrics}"]
-                worker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-                wait_until("training, so that each shard has heard of it", lambda: '"step":5,' in metrics.read_text())
-                between.flows.clear()
-                assert worker.wait(LIMIT) == 0
-                wait_until("the end", lambda: "the job is finished" in chief.errors())
-                between.reset()
-                assert shard.process.wait(LIMIT) == 0, shard.errors()
-                assert chief.process.wait(LIMIT) == 0, chief.errors()
-            between.listener.close()
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two, contextlib.ExitStack() as servers:
+        chief = servers.enter_context(Server(one, 1024, 1024, more=shards))
+        between = Between(chief.address)
+        follows = [*shards, "--shard=1", f"--chief={between.address}"]
+        shard = servers.enter_context(Server(two, 1024, 1024, more=follows))
+        # A shard that applies each push by itself needs no word of the chief until the end.
+        metrics = pathlib.Path(two) / "metrics"
+        metrics.touch()
+        command = [str(BIN / "ps_worker"), f"--server={chief.address}", "--steps=50", *MODEL]
+        command += ["--experiment_step_time=20ms", f"--metrics_file={metrics}"]
+        worker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_until("training, so that each shard has heard of it", lambda: '"step":5,' in metrics.read_text())
+        between.flows.clear()
+        assert worker.wait(LIMIT) == 0
+        wait_until("the end", lambda: "the job is finished" in chief.errors())
+        between.reset()
+        assert shard.process.wait(LIMIT) == 0, shard.errors()
+        assert chief.process.wait(LIMIT) == 0, chief.errors()
+        between.listener.close()
 
 
 def closed(listen="127.0.0.1:0"):
@@ -240,4 +239,6 @@ def pings():
         caller.close()
 
 
-{case.__name__: case for case in (closed, closed_unix, silent, health, raised, pings, slow_weights, finished)}[sys.argv[2]]()
+{case.__name__: case for case in (closed, closed_unix, silent, health, raised, pings, slow_weights, finished)}[
+    sys.argv[2]
+]()

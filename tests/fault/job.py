@@ -23,7 +23,7 @@ MODE_FLAGS = {
     "backup": ["--backup_workers=1"],
     "local_sgd": [f"--local_steps={LOCAL_STEPS}"],
     "diloco": [f"--local_steps={LOCAL_STEPS}"],
-    "diloco_quorum": [f"--local_steps={LOCAL_STEPS}", "--quorum=2", "--grace=20ms"],
+    "diloco_quorum": [f"--local_steps={LOCAL_STEPS}", "--quorum=2", "--quorum_grace=20ms"],
     "diloco_async": [f"--local_steps={LOCAL_STEPS}"],
     "easgd": [f"--local_steps={LOCAL_STEPS}"],
 }

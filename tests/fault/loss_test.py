@@ -387,7 +387,9 @@ def notices_in_a_long_round():
     """A round that would last for many minutes ends at once when the job does, or when it goes back."""
     rounds = ["--local_steps=100000"]
     for mode, *more in [("diloco",), ("diloco_quorum", "--quorum=2"), ("diloco_async",)]:
-        with Job(mode, 1, steps=100000, flags=[*rounds, *more, *QUICKLY, "--on_worker_loss=fail"], worker_flags=[PACE]) as job:
+        with Job(
+            mode, 1, steps=100000, flags=[*rounds, *more, *QUICKLY, "--on_worker_loss=fail"], worker_flags=[PACE]
+        ) as job:
             job.start_workers()
             wait_until("the job to run", lambda job=job: "the job is running" in job.servers[0].errors())
             job.kill_and_restart([0])

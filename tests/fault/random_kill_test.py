@@ -22,7 +22,17 @@ from job import (
 )
 
 WORKERS, STEPS, BATCH = 4, 240, 8
-RUNS = {"bsp": 5, "asp": 3, "ssp": 3, "backup": 3, "local_sgd": 2, "diloco": 2, "diloco_quorum": 2, "diloco_async": 3, "easgd": 2}
+RUNS = {
+    "bsp": 5,
+    "asp": 3,
+    "ssp": 3,
+    "backup": 3,
+    "local_sgd": 2,
+    "diloco": 2,
+    "diloco_quorum": 2,
+    "diloco_async": 3,
+    "easgd": 2,
+}
 MOMENTS = ["before the first checkpoint", "while training", "while finishing"]
 
 

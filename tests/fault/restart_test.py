@@ -68,7 +68,7 @@ def modes():
         ("ssp", []),
         ("local_sgd", rounds),
         ("diloco", rounds),
-        ("diloco_quorum", [*rounds, "--quorum=1", "--grace=5ms"]),
+        ("diloco_quorum", [*rounds, "--quorum=1", "--quorum_grace=5ms"]),
         ("diloco_async", rounds),
         ("easgd", rounds),
         ("backup", ["--backup_workers=1"]),
@@ -87,7 +87,7 @@ def outer():
     flags = ["--optimizer=sgd", "--local_steps=4", "--outer_momentum=0.6"]
     for mode, workers, more in [
         ("diloco", 2, []),
-        ("diloco_quorum", 2, ["--quorum=2", "--grace=10s"]),
+        ("diloco_quorum", 2, ["--quorum=2", "--quorum_grace=10s"]),
         ("diloco_async", 1, ["--dn_buffer=7"]),
     ]:
         options = {"flags": [*flags, *more, "--checkpoint_every=10"], "workers": workers}

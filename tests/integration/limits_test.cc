@@ -49,7 +49,7 @@ class LoneServer {
             },
             metrics.get()),
         router(limits),
-        exchange(shard, router, {}, /*long_links=*/false) {
+        exchange(shard, router, /*long_links=*/false) {
     NextView(v1::PHASE_GATHERING);
     REQUIRE(shard.AddInitialSlices(Id(), Gradient()).ok());
     NextView(v1::PHASE_RUNNING);

@@ -379,7 +379,7 @@ def fragments_of_handed_out_runs(build, folder):
     """Whoever finds no run pushes empty contributions, of which a fragment's weights come back all the same."""
     for sync, link in (("barrier", "auto"), ("barrier", "off"), ("async", "off"), ("quorum", "auto")):
         weights, lines = train(build, folder, Problem(3, 7), 11, 2,
-                               ["--mode=diloco", f"--outer_sync={sync}", *(["--quorum=2", "--grace=auto"] if sync == "quorum" else []), "--budget=job", "--stream=always", "--local_steps=4",
+                               ["--mode=diloco", f"--outer_sync={sync}", *(["--quorum=2", "--quorum_grace=auto"] if sync == "quorum" else []), "--budget=job", "--stream=always", "--local_steps=4",
                                 "--fragments=2", "--overlap=1", *optimizer_flags(MOMENTUM)],
                                [f"--shared_memory={link}"])
         assert all(np.isfinite(weight).all() for weight in weights)
@@ -405,7 +405,7 @@ def diloco_quorum(build, folder):
     for workers, batch, shards, quorum in ((3, 7, 1, 2), (4, 5, 2, 2), (3, 7, 2, 1)):
         problem = Problem(workers, batch)
         weights, lines = train(build, folder, problem, 53, shards,
-                               ["--mode=diloco", "--outer_sync=quorum", f"--quorum={quorum}", "--grace=1ms",
+                               ["--mode=diloco", "--outer_sync=quorum", f"--quorum={quorum}", "--quorum_grace=1ms",
                                 "--local_steps=2", "--outer_momentum=0.6", *optimizer_flags(MOMENTUM)])
         applied = [line for line in lines if line["event"] == "apply"]
         rounds = [[(rank, line["version"] - 1 - staleness) for rank, staleness in zip(line["ranks"], line["staleness"])]
@@ -417,7 +417,7 @@ def diloco_quorum(build, folder):
                    in_rounds(problem, 53, 2, MOMENTUM, 0.7, 0.6, rounds, first))
     flags = ["--mode=diloco", "--local_steps=2", *optimizer_flags(MOMENTUM)]
     all_of_them = [train(build, folder, Problem(3, 7), 10, 2, [*flags, *more])[0]
-                   for more in ([], ["--outer_sync=quorum", "--quorum=3", "--grace=10s"])]
+                   for more in ([], ["--outer_sync=quorum", "--quorum=3", "--quorum_grace=10s"])]
     assert all((one == two).all() for one, two in zip(*all_of_them, strict=True))
 
 

@@ -8,8 +8,8 @@
 #include "common/safetensors.h"
 #include "tests/integration/cluster.h"
 #include "tests/read_safetensors.h"
-#include "worker/model/cpu_backend.h"
 #include "worker/model/cuda/backend.h"
+#include "worker/model/device.h"
 
 namespace ps {
 namespace {

@@ -86,6 +86,9 @@ class LocalSteps:
     clip_value: float = 0
     clip_tensor_norm: float = 0
     clip_norm: float = 0
+    fragments: tuple[tuple[int, ...], ...] = ()
+    overlap: int = 0
+    mix: float = 0
 
 
 @dataclass

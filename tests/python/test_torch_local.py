@@ -298,6 +298,85 @@ def test_diloco_applies_nesterov_to_the_mean_difference_of_adamws_rounds(reals: 
             assert float((weights[name] - expected).abs().max()) < 2e-6
 
 
+@pytest.mark.parametrize(("overlap", "mix"), [(0, 0.0), (1, 0.0), (1, 0.5)])
+@pytest.mark.parametrize("sync", ["barrier", "quorum"])
+def test_diloco_in_fragments_is_streaming_diloco(reals: Jobs, overlap: int, mix: float, sync: str) -> None:
+    """Each is exchanged every second round of 3 steps, while both workers train on; at the end all are."""
+    between, batches, rate, outer = 3, 11, 0.5, 0.5
+    flags = (f"--local_steps={2 * between}", "--fragments=2", f"--overlap={overlap}", f"--mix={mix}")
+    flags += (f"--outer_lr={rate}", f"--outer_momentum={outer}", f"--outer_sync={sync}")
+    flags += ("--quorum=2", "--quorum_grace=10s") if sync == "quorum" else ()
+    job = reals(2, "diloco", *flags)
+
+    def work() -> Any:
+        model = mlp()
+        with job.wrap(momentum(model), model) as optimizer:
+            fragments = [list(fragment) for fragment in optimizer._client.local_steps.fragments]
+            for step in range(batches):
+                optimizer.zero_grad()
+                loss_of(model, step, optimizer.rank).backward()
+                optimizer.step()
+                if step == between:
+                    with optimizer.global_weights():
+                        assert optimizer.open_batches > 0
+            optimizer.sync_now()
+            assert optimizer.open_batches == 0
+            assert optimizer.batches_besides(optimizer.round) == batches - between * optimizer.round
+        return fragments, weights_of(model)
+
+    ended = job.run(work)
+    fragments = ended[0][0]
+    assert sorted(index for fragment in fragments for index in fragment) == list(range(len(list(mlp().parameters()))))
+    models = [mlp(), mlp()]
+    optimizers = [momentum(model) for model in models]
+    servers = [parameter.detach().clone() for parameter in models[0].parameters()]
+    anchors = [[w.clone() for w in servers] for _ in models]
+    velocity = [torch.zeros_like(w) for w in servers]
+    pushes, under_way = 0, None
+    pushed_after = [0, 0]
+
+    def push(batch: int) -> list[int]:
+        """Without a batch since its last one, a push is empty: it is no update, so not one by momentum either."""
+        nonlocal pushes
+        fragment, last = fragments[pushes % 2], pushed_after[pushes % 2]
+        pushed_after[pushes % 2] = batch
+        pushes += 1
+        for i in fragment if batch > last else ():
+            moved = [list(model.parameters())[i] - anchor[i] for model, anchor in zip(models, anchors, strict=True)]
+            d = sum(moved) / len(moved)
+            velocity[i].mul_(outer).add_(d)
+            servers[i].add_(rate * (d + outer * velocity[i]))
+        return fragment
+
+    def take(fragment: list[int]) -> None:
+        for model, anchor in zip(models, anchors, strict=True):
+            for i in fragment:
+                anchor[i].copy_(servers[i])
+                own = list(model.parameters())[i]
+                own.copy_(mix * own + (1 - mix) * anchor[i])
+
+    for step in range(batches):
+        for rank in range(2):
+            optimizers[rank].zero_grad()
+            loss_of(models[rank], step, rank).backward()
+            optimizers[rank].step()
+        with torch.no_grad():
+            if (step + 1) % between == (between - overlap) % between:
+                under_way = push(step + 1)
+            if (step + 1) % between == 0:
+                assert under_way is not None
+                take(under_way)
+                under_way = None
+    with torch.no_grad():
+        if under_way is not None:
+            take(under_way)
+        for _ in fragments:
+            take(push(batches))
+    for _, weights in ended:
+        for values, expected in zip(weights.values(), servers, strict=True):
+            assert float((values - expected).abs().max()) < 2e-6
+
+
 def test_diloco_without_a_barrier_goes_on_from_the_newest_weights(reals: Jobs) -> None:
     """One worker, so that the order is known: every second push is a step of the momentum."""
     model, expected = mlp(), mlp()

@@ -36,7 +36,7 @@ TEST_CASE("Updates leave in their order, each as it was") {
 }
 
 TEST_CASE("A shard that does not read its updates has a limit of them, by number and by bytes") {
-  UpdateQueue few({.updates = 2, .bytes = 1 << 20});
+  UpdateQueue few({.messages = 2, .bytes = 1 << 20});
   REQUIRE(few.Add(Decision(0)).ok());
   REQUIRE(few.Add(Decision(1)).ok());
   const absl::Status refused = few.Add(Decision(2));
@@ -45,7 +45,7 @@ TEST_CASE("A shard that does not read its updates has a limit of them, by number
   CHECK(few.Take().has_value());
   CHECK(few.Add(Decision(2)).ok());
 
-  UpdateQueue small({.updates = 100, .bytes = 1000});
+  UpdateQueue small({.messages = 100, .bytes = 1000});
   v1::ChiefUpdate large;
   large.mutable_view()->set_failure(std::string(2000, 'x'));
   REQUIRE(small.Add(large).ok());  // Alone it may be of any size.

@@ -14,7 +14,6 @@
 #include "common/status.h"
 #include "common/text.h"
 #include "server/config/flags.h"
-#include "server/config/settings.h"
 #include "tests/catch.h"
 
 namespace ps {
@@ -329,10 +328,10 @@ TEST_CASE("diloco has an outer optimizer with defaults of its own, and says whic
   for (const char* grace : {"-1s", "61m", "2", "", "inf"}) {
     quorum.grace = grace;
     CHECK(problem(quorum) ==
-          absl::StrCat("--grace=", grace, ": expected auto or a time from 0s to 1h, as in 500ms or 2s"));
+          absl::StrCat("--quorum_grace=", grace, ": expected auto or a time from 0s to 1h, as in 500ms or 2s"));
   }
   quorum.grace = "auto";
-  CHECK(problem(quorum) == "--grace=auto: it is a part of the time that --overlap hides, which is 0");
+  CHECK(problem(quorum) == "--quorum_grace=auto: it is a part of the time that --overlap hides, which is 0");
   quorum.overlap = 1;
   CHECK(problem(quorum).empty());
   CHECK(settings(quorum).at("quorum") == "2");
@@ -360,8 +359,8 @@ TEST_CASE("A flag of diloco that another one leaves out is refused with the two"
         "--dn_buffer=4: has no effect: --mode=diloco --outer_sync=barrier has no dn_buffer");
   CHECK(refused({{"mode", "diloco"}, {"quorum", "2"}}) ==
         "--quorum=2: has no effect: --mode=diloco --outer_sync=barrier has no quorum");
-  CHECK(refused({{"mode", "diloco"}, {"grace", "2s"}}) ==
-        "--grace=2s: has no effect: --mode=diloco --outer_sync=barrier has no grace");
+  CHECK(refused({{"mode", "diloco"}, {"quorum_grace", "2s"}}) ==
+        "--quorum_grace=2s: has no effect: --mode=diloco --outer_sync=barrier has no quorum_grace");
   CHECK(refused({{"mode", "bsp"}, {"outer_lr", "0.5"}}) == "--outer_lr=0.5: has no effect: --mode=bsp has no outer_lr");
   CHECK(refused({{"mode", "local_sgd"}, {"outer_momentum", "0.5"}}).empty());
 }

@@ -59,14 +59,15 @@ absl::Status ChiefCalls::UntilAnswered(const Wait& wait, const Call& call) {
       case RetryDecision::Outcome::kTimeUp:
         return status;
       case RetryDecision::Outcome::kUnreachable:
-        return absl::UnavailableError(
-            absl::StrCat(problem, "; gave up ", wait.what, " after ", FormatSeconds(decision.silent),
-                         decision.silent > patience.longest ? absl::StrCat(" (", patience.flag(), ")") : ""));
+        return Unavailable(problem, "; gave up ", wait.what, " after ", FormatSeconds(decision.silent),
+                           decision.silent > patience.longest ? absl::StrCat(" (", patience.flag(), ")") : "");
       case RetryDecision::Outcome::kRetry:
         break;
     }
     // An answer that came late says whom it waited for; one that did not come at all says nothing.
-    if (decision.notice) Notice(decision.waiting ? Message(status) : problem + patience.Trying(decision.silent));
+    if (decision.notice && on_notice_) {
+      on_notice_(decision.waiting ? Message(status) : problem + patience.Trying(decision.silent));
+    }
     PauseUntil(now + decision.pause, wait.stop);
     if (wait.stop.stop_requested()) return absl::CancelledError(wait.what + ": stopped");
   }

@@ -52,11 +52,7 @@ class ChiefCalls {
   v1::Chief::Stub& stub() { return *stub_; }
 
  private:
-  void Notice(const std::string& text) const {
-    if (on_notice_) on_notice_(text);
-  }
-
-  const uint64_t spread_ = RandomSpread();  // RetryOptions.
+  const uint64_t spread_ = RandomNumber();  // RetryOptions.
   const std::unique_ptr<v1::Chief::Stub> stub_;
   const std::string server_;
   Patience patience_;

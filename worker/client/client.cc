@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -7,17 +8,23 @@
 #include "common/endpoint.h"
 #include "common/grpc_call.h"
 #include "common/status.h"
-#include "worker/client/client_impl.h"
+#include "ps/client.h"
+#include "worker/client/chief_calls.h"
+#include "worker/client/exchange.h"
+#include "worker/client/gradient_memory.h"
+#include "worker/client/heartbeats.h"
 #include "worker/client/join.h"
-#include "worker/client/retry_policy.h"
+#include "worker/client/timer.h"
 #include "worker/link/shard_links.h"
+#include "worker/link/tensor_memory.h"
 #include "worker/link/weights_hash.h"
 
 namespace ps {
 namespace {
 
 constexpr std::chrono::seconds kProgressEvery(1);
-constexpr std::chrono::seconds kAskTime(2);  // Where the shards are.
+constexpr std::chrono::seconds kAskTime(2);               // Where the shards are.
+constexpr std::chrono::milliseconds kAnswerMargin(5000);  // For the answer of a call that waits at the chief.
 
 ExchangeRequest PullRequest(const MutableTensors& weights, std::optional<uint64_t> version,
                             std::optional<uint64_t> step, TimePoint give_up = TimePoint::max()) {
@@ -30,13 +37,183 @@ ExchangeRequest PullRequest(const MutableTensors& weights, std::optional<uint64_
   return request;
 }
 
-constexpr std::chrono::milliseconds kAnswerMargin(5000);  // For the answer of a call that waits at the chief.
+class ClientImpl final : public Client {
+ public:
+  ClientImpl(const ClientOptions& options, const std::shared_ptr<grpc::Channel>& channel)
+      : options_(options), chief_(channel, options) {}
+  ~ClientImpl() override;
+
+  absl::Status JoinJob(const Layout& layout);
+
+  uint32_t rank() const override { return joined_as_.id().rank(); }
+  uint64_t incarnation() const override { return joined_as_.id().incarnation(); }
+  uint64_t generation() const override { return joined_as_.id().generation(); }
+  // The first checkpoint is complete before the job runs.
+  KnownCheckpoints known_checkpoints() const override {
+    if ((ran_ || restored_version() > 0) && !joined_as_.checkpoint_dir().empty()) {
+      return {.dir = joined_as_.checkpoint_dir(),
+              .generation = generation(),
+              .version = std::max<uint64_t>(checkpoint_version_, restored_version())};
+    }
+    return {.dir = options_.known_dir, .generation = options_.known_generation, .version = options_.known_version};
+  }
+  uint32_t num_workers() const override { return joined_as_.num_workers(); }
+  uint32_t num_shards() const override { return context_->plan.num_shards(); }
+  const std::string& name() const override { return joined_as_.name(); }
+  const std::string& mode() const override { return joined_as_.mode(); }
+  bool synchronous() const override { return joined_as_.synchronous(); }
+  const ModePolicy& policy() const override { return policy_; }
+  uint64_t start_step() const override { return joined_as_.start_step(); }
+  bool starts_with_others() const override { return joined_as_.starts_with_others(); }
+  const std::string& replaced() const override { return joined_as_.replaced(); }
+  absl::Duration server_timeout() const override { return absl::Milliseconds(joined_as_.server_timeout_ms()); }
+  Resized resized() const override {
+    return {.step = joined_as_.resized_step(), .samples = joined_as_.resized_samples()};
+  }
+  uint64_t restored_version() const override { return joined_as_.restored_version(); }
+  std::optional<DataSummary> data_of_all() const override { return data_of_all_; }
+  bool rolled_back() const override { return rolled_back_; }
+  bool fenced() const override { return fenced_; }
+  bool lead() const override { return lead_; }
+  bool hands_out_runs() const override { return joined_as_.hands_out_runs(); }
+  bool should_initialise() const override { return initialise_; }
+  bool shares_gradients() const override { return has_shared_memory_ && context_->wire.pushes.is_float32(); }
+  bool can_view() const override {
+    return context_->wire.weights == WireType::kFloat32 && context_->links.front()->can_view();
+  }
+
+  absl::StatusOr<TensorMemory> GradientBuffers() override { return gradients_.Buffers(shares_gradients()); }
+  absl::StatusOr<TensorMemory> WeightBuffers() override {
+    MutexLock lock(mutex_);
+    if (weight_buffers_.has_value()) return *weight_buffers_;
+    absl::StatusOr<TensorMemory> made = AllocateTensors(context_->plan.layout());
+    if (made.ok()) weight_buffers_ = *made;
+    return made;
+  }
+
+  absl::StatusOr<std::optional<RoundedMemory>> RoundedGradients() override;
+
+  absl::Status Initialise(const ConstTensors& values) override;
+  absl::StatusOr<ExchangeResult> Start(const ConstTensors& initial_values, const MutableTensors& weights) override;
+
+  absl::StatusOr<ExchangeResult> Push(const PushInfo& push, const ConstTensors& gradients) override {
+    return StartPushPull(push, gradients, {}, false, nullptr)->Wait();
+  }
+  absl::StatusOr<ExchangeResult> Pull(const MutableTensors& weights, std::optional<uint64_t> version,
+                                      std::optional<uint64_t> step) override;
+  absl::StatusOr<ExchangeResult> PullFloat32(const MutableTensors& weights) override;
+  absl::StatusOr<ExchangeResult> PushPull(const PushInfo& push, const ConstTensors& gradients,
+                                          const MutableTensors& weights) override {
+    return StartPushPull(push, gradients, weights, false, nullptr)->Wait();
+  }
+  std::shared_ptr<Exchange> StartPushPull(const PushInfo& push, const ConstTensors& gradients,
+                                          const MutableTensors& weights, bool deferred,
+                                          DoneCallback callback) override {
+    return Start(push, gradients, weights, deferred, /*view=*/false, std::move(callback));
+  }
+  std::shared_ptr<Exchange> StartPushView(const PushInfo& push, const ConstTensors& gradients,
+                                          const MutableTensors& weights, bool deferred) override {
+    return Start(push, gradients, weights, deferred, /*view=*/true, nullptr);
+  }
+
+  absl::StatusOr<TakenRun> TakeRun(const RunRequest& request) override;
+  absl::Status CountLocalStep() override;
+  void SetBusy(const std::string& what) override { heartbeats_->SetBusy(what); }
+  absl::Status Done(bool counts_as_empty) override;
+  absl::Status Leave(const std::string& reason) override;
+  absl::StatusOr<HashedWeights> WeightsHash() override;
+
+ private:
+  static TimePoint After(absl::Duration time) { return Now() + ToChrono(time); }
+  std::shared_ptr<Exchange> Start(const PushInfo& push, const ConstTensors& gradients, const MutableTensors& weights,
+                                  bool deferred, bool view, DoneCallback callback);
+  // Begins it, unless this client has ended, the request is wrong, or could not be made (`problem`): then it ends with
+  // that error.
+  std::shared_ptr<RetryingExchange> Run(ExchangeRequest request, DoneCallback callback = nullptr,
+                                        absl::Status problem = absl::OkStatus());
+  // The exchanges in progress. They are their callers' and their calls'; here they are only known.
+  std::vector<std::shared_ptr<RetryingExchange>> Running();
+  // Says where what the request sends is found as the job sends it, if that is not where the caller has it.
+  absl::Status StageGradients(ExchangeRequest& request);
+  void Notice(const std::string& text) const {
+    if (options_.on_notice) options_.on_notice(text);
+  }
+  // Takes what the chief has answered, unless it cannot be: then the worker leaves with this error.
+  absl::Status TakeAnswer(const Layout& layout);
+  // What exchanges need, from what the chief has answered.
+  absl::Status SetUpLinks(const Layout& layout);
+  // Links to where `joined_as_` says that the shards are. No exchange may be under way.
+  absl::Status LinkAgain();
+  // Until the job has begun a shard may be started again at another address: asks the chief, and is true if there is a
+  // shard that has moved and is linked now. No exchange may be under way.
+  bool FollowShards();
+  // Ends when this time is over, but for what moves.
+  absl::Status Initialise(const ConstTensors& values, TimePoint give_up);
+  absl::Status TakeDataOfAll();
+  absl::Status TakeWireFormat();
+  void StartThreads();
+  // The job can be rolled back, and goes on then.
+  bool recovers() const { return joined_as_.server_timeout_ms() > 0; }
+  // Makes a call to the chief again until it is answered, or this client is over.
+  absl::Status AskChief(ChiefCalls::Wait wait, const ChiefCalls::Call& call);
+  // A server does not take this worker for a member: asks the chief whether that is because another generation runs.
+  void AskWhyFenced();
+  // The chief has refused a heartbeat or the stream.
+  void OnRefused(const absl::Status& status);
+  // The error of a call that ended so: if this client was rolled back, it is that.
+  absl::Status Ended(const absl::Status& status);
+  // Ends what is under way and what begins later with this error. Only the first call counts.
+  void Fail(const absl::Status& failure, bool rolled_back = false);
+  void OnGeneration(uint64_t generation);
+  void OnFenced(uint64_t generation);
+  void CheckProgress();
+  void OnState(const v1::HeartbeatReply& state);
+
+  const ClientOptions options_;
+  ChiefCalls chief_;
+  const std::shared_ptr<ExchangeContext> context_ = std::make_shared<ExchangeContext>();
+  std::vector<std::shared_ptr<grpc::Channel>> channels_;  // By shard, once joined.
+  v1::JoinReply joined_as_;                               // Constant once joined, but for addresses (FollowShards).
+  ModePolicy policy_;                                     // Constant once joined, as are the next three.
+  std::optional<DataSummary> data_of_all_;
+  bool joined_ = false;
+  bool has_shared_memory_ = false;              // One shard at least has it.
+  std::atomic<uint64_t> begun_ = 0;             // Pushes.
+  std::atomic<uint64_t> taken_runs_ = 0;        // The chief has handed so many to this worker.
+  std::atomic<bool> found_not_finite_ = false;  // A gradient of this worker.
+  std::atomic<bool> left_ = false;
+  std::atomic<bool> rolled_back_ = false;
+  std::atomic<bool> ran_ = false;                 // The job, in this generation.
+  std::atomic<uint64_t> checkpoint_version_ = 0;  // The newest complete checkpoint has it; 0: none, or the first.
+  std::atomic<bool> fenced_ = false;
+  std::atomic<bool> asked_to_leave_ = false;
+  std::stop_source over_;  // It is rolled back, or the user wants to stop.
+  std::atomic<bool> initialise_ = false;
+  std::atomic<bool> lead_ = false;
+  std::vector<std::weak_ptr<RetryingExchange>> running_ ABSL_GUARDED_BY(mutex_);
+  // Made with the first push of each kind that needs them.
+  std::map<PushContribution, std::shared_ptr<Residuals>> residuals_ ABSL_GUARDED_BY(mutex_);
+  GradientMemory gradients_ = GradientMemory(context_->plan.layout());
+
+  Mutex mutex_;
+  bool all_done_ ABSL_GUARDED_BY(mutex_) = false;  // Done has said who the lead is; what else is told may be older.
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);   // What has ended this client.
+  std::optional<TensorMemory> weight_buffers_ ABSL_GUARDED_BY(mutex_);
+
+  ThreadTimer timer_;
+  std::unique_ptr<Heartbeats> heartbeats_;
+  std::unique_ptr<ChiefWatch> watch_;
+  std::optional<std::stop_callback<std::function<void()>>> on_stop_;
+};
 
 }  // namespace
 
 ClientImpl::~ClientImpl() {
   on_stop_.reset();
-  exchanges_.EndAll(absl::CancelledError("the client is shutting down"));
+  for (const auto& exchange : Running()) {
+    exchange->Abort(absl::CancelledError("the client is shutting down"));
+    (void)exchange->Wait();  // It releases its memory.
+  }
   context_->sender = nullptr;  // Here, not where the last exchange ends, which may be its own thread.
   if (joined_ && !left_ && !rolled_back_) (void)Leave("the worker ended without leaving");
   if (heartbeats_ != nullptr) heartbeats_->Stop();
@@ -61,8 +238,8 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
 
 absl::Status ClientImpl::TakeAnswer(const Layout& layout) {
   if (joined_as_.slice_elements() != kSliceElements) {
-    return absl::FailedPreconditionError(absl::StrCat("the server cuts slices of ", joined_as_.slice_elements(),
-                                                      " elements; this client of ", kSliceElements));
+    return FailedPrecondition("the server cuts slices of ", joined_as_.slice_elements(), " elements; this client of ",
+                              kSliceElements);
   }
   PS_ASSIGN_OR_RETURN(policy_, PolicyOf(joined_as_, layout));
   PS_RETURN_IF_ERROR(TakeWireFormat());
@@ -86,8 +263,7 @@ absl::Status ClientImpl::TakeWireFormat() {
   for (const auto& [flag, type] : {std::pair("wire_dtype", joined_as_.wire_type()),
                                    std::pair("weights_wire_dtype", joined_as_.weights_wire_type())}) {
     if (v1::WireType_IsValid(type) && (type != v1::WIRE_E3M0 || flag == absl::string_view("wire_dtype"))) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("--", flag, ": the server's is number ", int{type}, ", which is unknown to this client"));
+    return FailedPrecondition("--", flag, ": the server's is number ", int{type}, ", which is unknown to this client");
   }
   context_->wire = {
       .pushes = {.type = static_cast<WireType>(joined_as_.wire_type()), .top_k = joined_as_.top_k()},
@@ -99,12 +275,11 @@ absl::Status ClientImpl::TakeWireFormat() {
   const WireFormat& wire = context_->wire;
   const float momentum = wire.momentum_correction;
   if (!(momentum >= 0 && momentum < 1) || (momentum > 0 && wire.pushes.top_k == 0)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("--momentum_correction: the server's is ", momentum, ", which this client cannot do"));
+    return FailedPrecondition("--momentum_correction: the server's is ", momentum, ", which this client cannot do");
   }
   if (!(wire.error_feedback_decay > 0 && wire.error_feedback_decay <= 1)) {
-    return absl::FailedPreconditionError(absl::StrCat("--error_feedback_decay: the server's is ",
-                                                      wire.error_feedback_decay, ", which this client cannot do"));
+    return FailedPrecondition("--error_feedback_decay: the server's is ", wire.error_feedback_decay,
+                              ", which this client cannot do");
   }
   if (wire.pushes.top_k == 0 || (wire.error_feedback && wire.pushes.top_k <= kSliceElements)) return absl::OkStatus();
   return absl::FailedPreconditionError("--compress: what the server says of it makes no sense");
@@ -116,9 +291,8 @@ absl::Status ClientImpl::SetUpLinks(const Layout& layout) {
     for (const std::vector<uint32_t>& fragment : policy_.local_steps->fragments) {
       const size_t ranges = SlicesOf(context_->plan, fragment).size();
       if (ranges <= kMaxRanges) continue;
-      return absl::FailedPreconditionError(absl::StrCat("--fragments=", policy_.local_steps->fragments.size(),
-                                                        ": of this model one has ", ranges, " runs of slices; at most ",
-                                                        kMaxRanges, " are supported"));
+      return FailedPrecondition("--fragments=", policy_.local_steps->fragments.size(), ": of this model one has ",
+                                ranges, " runs of slices; at most ", kMaxRanges, " are supported");
     }
   }
   if (context_->wire.weights_delta) {
@@ -131,7 +305,7 @@ absl::Status ClientImpl::SetUpLinks(const Layout& layout) {
   context_->generation = generation();
   context_->patience = {.longest = ToChrono(recovers() ? server_timeout() : options_.connect_timeout),
                         .for_restart = recovers()};
-  context_->spread = RandomSpread();
+  context_->spread = RandomNumber();
   context_->notice_every = ToChrono(options_.notice_every);
   context_->on_notice = options_.on_notice;
   context_->on_not_finite = [this] { found_not_finite_ = true; };
@@ -178,7 +352,7 @@ void ClientImpl::StartThreads() {
 }
 
 void ClientImpl::CheckProgress() {
-  exchanges_.CheckProgress();
+  for (const auto& exchange : Running()) exchange->CheckProgress();
   timer_.At(timer_.now() + kProgressEvery, [this] { CheckProgress(); });
 }
 
@@ -197,10 +371,27 @@ void ClientImpl::OnState(const v1::HeartbeatReply& state) {
 }
 
 std::shared_ptr<RetryingExchange> ClientImpl::Run(ExchangeRequest request, DoneCallback callback,
-                                                  const absl::Status& problem) {
+                                                  absl::Status problem) {
   auto exchange = std::make_shared<RetryingExchange>(context_, timer_, std::move(request), std::move(callback));
-  exchanges_.Begin(exchange, problem);
+  {
+    MutexLock lock(mutex_);
+    std::erase_if(running_, [](const auto& other) { return other.expired(); });
+    running_.push_back(exchange);
+    if (!failure_.ok()) problem = failure_;
+  }
+  if (problem.ok()) problem = exchange->CheckRequest();
+  if (!problem.ok()) exchange->Abort(problem);
+  exchange->Begin();
   return exchange;
+}
+
+std::vector<std::shared_ptr<RetryingExchange>> ClientImpl::Running() {
+  MutexLock lock(mutex_);
+  std::vector<std::shared_ptr<RetryingExchange>> running;
+  for (const auto& each : running_) {
+    if (auto exchange = each.lock(); exchange != nullptr) running.push_back(std::move(exchange));
+  }
+  return running;
 }
 
 std::shared_ptr<Exchange> ClientImpl::Start(const PushInfo& push, const ConstTensors& gradients,
@@ -233,8 +424,8 @@ absl::Status ClientImpl::StageGradients(ExchangeRequest& request) {
   const WireFormat& wire = context_->wire;
   const std::string who = absl::StrCat("rank ", rank(), ", step ", request.push.step);
   if (request.push.rounded && !wire.only_rounds()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(who, ": PushInfo.rounded: the job sends float32, or has error feedback, which is the client's"));
+    return InvalidArgument(who,
+                           ": PushInfo.rounded: the job sends float32, or has error feedback, which is the client's");
   }
   if (wire.pushes.is_float32()) {
     if (has_shared_memory_) gradients_.Share(request);
@@ -253,8 +444,7 @@ absl::Status ClientImpl::StageGradients(ExchangeRequest& request) {
     return absl::ResourceExhaustedError("no memory for what pushes do not send (--error_feedback, --compress)");
   }
   if (!residuals->TryUse()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(who, ": the push before it is still under way, and error feedback needs its end"));
+    return FailedPrecondition(who, ": the push before it is still under way, and error feedback needs its end");
   }
   request.residuals = residuals;
   return absl::OkStatus();
@@ -383,14 +573,12 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Join(const ClientOptions& option
   return client;
 }
 
-// ---- What a client asks its chief, and how it ends: it leaves, fails, or was rolled back.
-
 void ClientImpl::OnGeneration(uint64_t running) {
   const std::string what =
       absl::StrCat("generation ", running, " of job ", options_.job, " is running, not generation ", generation());
   if (!recovers()) return Fail(absl::FailedPreconditionError("fenced: " + what));
-  Fail(absl::FailedPreconditionError(absl::StrCat(
-           "rank ", rank(), ": the job was rolled back to an earlier checkpoint (", what, "); make a new client")),
+  Fail(FailedPrecondition("rank ", rank(), ": the job was rolled back to an earlier checkpoint (", what,
+                          "); make a new client"),
        /*rolled_back=*/true);
 }
 
@@ -421,7 +609,7 @@ void ClientImpl::Fail(const absl::Status& failure, bool rolled_back) {
     failure_ = failure;
     rolled_back_ = rolled_back;
   }
-  exchanges_.Fail(failure);
+  for (const auto& exchange : Running()) exchange->Abort(failure);
   if (rolled_back) over_.request_stop();
 }
 

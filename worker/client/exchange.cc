@@ -12,7 +12,6 @@
 #include "common/half_floats.h"
 #include "common/simd.h"
 #include "common/status.h"
-#include "worker/client/retry_policy.h"
 #include "worker/link/call_messages.h"
 
 namespace ps {
@@ -158,7 +157,7 @@ CallRequest RetryingExchange::MakeCallRequest(uint32_t shard, TimePoint now) {
   }
   if (exact() || request_.pushes()) call.wants_slice = [this](uint32_t slice) { return WantsSlice(slice); };
   if (exact()) call.on_slice = [this](uint32_t slice) { OnSlice(slice); };
-  HoldMemory();
+  Check(TryHoldMemory(), "no call begins after an exchange has ended");
   call.memory_in_use = std::shared_ptr<void>(nullptr, [self = shared_from_this()](void*) { self->ReleaseMemory(); });
   return call;
 }
@@ -214,7 +213,7 @@ void RetryingExchange::OnCallEnd(uint32_t shard, const absl::Status& status, con
     if (decided_) return;
     // Whatever a server answers, weights must not come before the last gradient is ready: ask again then.
     const bool too_early = ReceivesSlices(request_.kind) && !all_ready_at_.has_value();
-    if (status.ok() && NoMember(reply)) {
+    if (status.ok() && context_->on_fenced && reply.answer == PushAnswer::kFenced) {  // Somebody finds out why.
       context_->on_fenced(reply.generation);
       notice = OnFailure(shard, absl::UnavailableError(kNoMember), reply);
     } else if (status.ok() && !too_early) {
@@ -240,12 +239,12 @@ void RetryingExchange::OnAnswer(uint32_t shard, const ShardReply& reply) {
 
 absl::Status RetryingExchange::CheckReply(uint32_t shard, const ShardReply& reply) const {
   if (reply.answer == PushAnswer::kFenced) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("rank ", context_->rank, ", incarnation ", context_->incarnation, ": fenced by shard ", shard,
-                     ": the rank has a new owner, or generation ", reply.generation, " of the job is running"));
+    return FailedPrecondition("rank ", context_->rank, ", incarnation ", context_->incarnation, ": fenced by shard ",
+                              shard, ": the rank has a new owner, or generation ", reply.generation,
+                              " of the job is running");
   }
   if (request_.pushes() && !PullsOnly() && reply.answer == PushAnswer::kNone) {
-    return absl::InternalError(absl::StrCat(Where(shard), ": it ended the push without an answer"));
+    return Internal(Where(shard), ": it ended the push without an answer");
   }
   const std::vector<uint32_t>& pushed = context_->plan.pushed_shard_slices(shard);
   size_t slices = PullsOnly() ? context_->plan.shard_slices(shard).size() : pushed.size();
@@ -254,7 +253,7 @@ absl::Status RetryingExchange::CheckReply(uint32_t shard, const ShardReply& repl
         std::count_if(pushed.begin(), pushed.end(), [this](uint32_t slice) { return Contain(carries_, slice); }));
   }
   if (!ReceivesSlices(request_.kind) || reply.slices == slices) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(Where(shard), ": it sent ", reply.slices, " of its ", slices, " slices"));
+  return Internal(Where(shard), ": it sent ", reply.slices, " of its ", slices, " slices");
 }
 
 absl::Status RetryingExchange::KeepVersion(uint32_t shard, const ShardReply& reply) {
@@ -262,12 +261,7 @@ absl::Status RetryingExchange::KeepVersion(uint32_t shard, const ShardReply& rep
   std::optional<uint64_t>& version = shards_[shard].version;
   if (!version.has_value()) version = reply.version;
   if (*version == reply.version) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat(Where(shard), ": it sent slices of version ", reply.version, " instead of ", *version));
-}
-
-bool RetryingExchange::NoMember(const ShardReply& reply) const {
-  return context_->on_fenced && reply.answer == PushAnswer::kFenced;
+  return Internal(Where(shard), ": it sent slices of version ", reply.version, " instead of ", *version);
 }
 
 std::string RetryingExchange::OnFailure(uint32_t shard, const absl::Status& ended_with, const ShardReply& reply) {
@@ -315,10 +309,10 @@ absl::Status RetryingExchange::EndStatus(uint32_t shard, const RetryDecision& de
     case RetryDecision::Outcome::kTimeUp:
       return absl::DeadlineExceededError(absl::StrCat(Where(shard), ": ", Message(status)));
     case RetryDecision::Outcome::kUnreachable:
-      return absl::UnavailableError(absl::StrCat(
+      return Unavailable(
           Who(), ": ", Where(shard), ": not reachable for ", FormatSeconds(decision.silent),
           decision.silent > context_->patience.longest ? absl::StrCat(" (", context_->patience.flag(), "): ") : ": ",
-          ConnectionProblem(status)));
+          ConnectionProblem(status));
     default:
       return Annotate(status, Where(shard));
   }
@@ -363,12 +357,6 @@ bool RetryingExchange::TryHoldMemory() {
   return !finished_;
 }
 
-void RetryingExchange::HoldMemory() {
-  MutexLock lock(end_mutex_);
-  Check(!finished_, "no call begins after an exchange has ended");
-  ++memory_users_;
-}
-
 void RetryingExchange::ReleaseMemory() {
   MutexLock lock(end_mutex_);
   Check(memory_users_ > 0, "memory is released once for each use");
@@ -397,10 +385,7 @@ void RetryingExchange::OnSlice(uint32_t slice) {
 }
 
 std::optional<absl::Status> RetryingExchange::WaitTensorFor(size_t tensor, absl::Duration time) {
-  return WaitTensorUntil(tensor, EndOf(time));
-}
-
-std::optional<absl::Status> RetryingExchange::WaitTensorUntil(size_t tensor, TimePoint end) {
+  const TimePoint end = EndOf(time);
   if (ReceivesSlices(request_.kind) && exact() && tensor < tensor_slices_.size()) {
     MutexLock lock(mutex_);
     // Bounded as in WaitUntil.
@@ -443,8 +428,6 @@ ExchangeResult RetryingExchange::MakeResult() const {
   return result;
 }
 
-// ---- What an exchange sends: gradients as they become ready, and what becomes of the push when all are.
-
 void RetryingExchange::BeginSending(size_t tensor, std::span<const float> gradient, std::function<void()> release,
                                     bool finite) {
   if (!BeginTensor(tensor, gradient) || !TryHoldMemory()) {
@@ -467,8 +450,8 @@ void RetryingExchange::TensorAbsent(size_t tensor) {
   const bool may = request_.pushes() && request_.push.contribution == PushContribution::kGradient &&
                    tensor < layout.size() && layout[tensor].kind == TensorKind::kWeight;
   if (!may || !ready_.BeginTensor(tensor)) {
-    return End(absl::InvalidArgumentError(absl::StrCat(Who(), ": TensorAbsent for tensor ", tensor,
-                                                       ", which is ready already, or has no gradient that is pushed")));
+    return End(InvalidArgument(Who(), ": TensorAbsent for tensor ", tensor,
+                               ", which is ready already, or has no gradient that is pushed"));
   }
   absent_[tensor] = 1;
   const std::vector<uint32_t>& slices = tensor_slices_[tensor];
@@ -480,19 +463,19 @@ bool RetryingExchange::BeginTensor(size_t tensor, std::span<const float> gradien
   if (decided_ || request_.sends_no_slices()) return false;
   const Layout& layout = context_->plan.layout();
   if (!ready_.BeginTensor(tensor)) {
-    End(absl::InvalidArgumentError(absl::StrCat(Who(), ": TensorReady for tensor ", tensor,
-                                                ", which is ready already, is not pushed or does not exist")));
+    End(InvalidArgument(Who(), ": TensorReady for tensor ", tensor,
+                        ", which is ready already, is not pushed or does not exist"));
     return false;
   }
   if (!gradient.empty() && request_.push.rounded) {
-    End(absl::InvalidArgumentError(absl::StrCat(Who(), ": TensorReady with a gradient of tensor ", layout[tensor].name,
-                                                ", but PushInfo.rounded")));
+    End(InvalidArgument(Who(), ": TensorReady with a gradient of tensor ", layout[tensor].name,
+                        ", but PushInfo.rounded"));
     return false;
   }
   if (!gradient.empty()) out_[tensor] = gradient;
   if (request_.push.rounded || out_[tensor].size() == static_cast<size_t>(layout[tensor].elements())) return true;
-  End(absl::InvalidArgumentError(absl::StrCat(Who(), ": TensorReady with ", out_[tensor].size(),
-                                              " elements for tensor ", ToString(layout[tensor]))));
+  End(InvalidArgument(Who(), ": TensorReady with ", out_[tensor].size(), " elements for tensor ",
+                      ToString(layout[tensor])));
   return false;
 }
 
@@ -594,19 +577,18 @@ bool RetryingExchange::OnAllReady() {
   if (not_finite_.has_value()) samples_ = 0;
   if (samples_ == told_samples_) return false;
   told_samples_ = samples_;
-  AskAnew();
-  return true;
-}
-
-// No shard has all of the push that it was told of, so it may still be replaced.
-void RetryingExchange::AskAnew() {
-  if (request_.kind == CallKind::kPush && PullsOnly()) return End(absl::OkStatus());
+  if (request_.kind == CallKind::kPush && PullsOnly()) {
+    End(absl::OkStatus());
+    return true;
+  }
+  // No shard has all of the push that it was told of, so it may still be replaced.
   anew_ = true;
   for (ShardState& state : shards_) {
     if (state.call == nullptr) continue;
     state.outdated = true;
     state.call->Cancel();
   }
+  return true;
 }
 
 std::string RetryingExchange::TooLarge(size_t tensor) const {
@@ -623,51 +605,8 @@ absl::Status RetryingExchange::NotFinite(size_t tensor) const {
   const char* const hint = !request_.pushes() ? ""
                            : difference       ? "; a learning rate, also the outer one, may be too large"
                                               : "; the learning rate may be too large";
-  return absl::InvalidArgumentError(absl::StrCat(Who(), ": ", what, " tensor ", context_->plan.layout()[tensor].name,
-                                                 " is not finite", TooLarge(tensor), hint));
-}
-
-// ---- The exchanges in progress
-
-void RunningExchanges::Begin(const std::shared_ptr<RetryingExchange>& exchange, absl::Status problem) {
-  {
-    MutexLock lock(mutex_);
-    std::erase_if(running_, [](const auto& other) { return other.expired(); });
-    running_.push_back(exchange);
-    if (!failure_.ok()) problem = failure_;
-  }
-  if (problem.ok()) problem = exchange->CheckRequest();
-  if (!problem.ok()) exchange->Abort(problem);
-  exchange->Begin();
-}
-
-RunningExchanges::Exchanges RunningExchanges::Running() {
-  MutexLock lock(mutex_);
-  Exchanges running;
-  for (const auto& each : running_) {
-    if (auto exchange = each.lock(); exchange != nullptr) running.push_back(std::move(exchange));
-  }
-  return running;
-}
-
-void RunningExchanges::Fail(const absl::Status& failure) {
-  {
-    MutexLock lock(mutex_);
-    if (!failure_.ok()) return;
-    failure_ = failure;
-  }
-  for (const auto& exchange : Running()) exchange->Abort(failure);
-}
-
-void RunningExchanges::EndAll(const absl::Status& status) {
-  for (const auto& exchange : Running()) {
-    exchange->Abort(status);
-    (void)exchange->Wait();
-  }
-}
-
-void RunningExchanges::CheckProgress() {
-  for (const auto& exchange : Running()) exchange->CheckProgress();
+  return InvalidArgument(Who(), ": ", what, " tensor ", context_->plan.layout()[tensor].name, " is not finite",
+                         TooLarge(tensor), hint);
 }
 
 }  // namespace ps

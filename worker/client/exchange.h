@@ -64,7 +64,7 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   }
   void TensorAbsent(size_t tensor) override;
   bool SetSamples(uint32_t samples) override;
-  absl::Status WaitTensor(size_t tensor) override { return *WaitTensorUntil(tensor, TimePoint::max()); }
+  absl::Status WaitTensor(size_t tensor) override { return *WaitTensorFor(tensor, absl::InfiniteDuration()); }
   std::optional<absl::Status> WaitTensorFor(size_t tensor, absl::Duration time) override;
   absl::StatusOr<ExchangeResult> Wait() override { return *WaitUntil(TimePoint::max()); }
   std::optional<absl::StatusOr<ExchangeResult>> WaitFor(absl::Duration time) override;
@@ -93,7 +93,6 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   std::string Who() const;  // The rank, and of a push the step.
 
   std::optional<absl::StatusOr<ExchangeResult>> WaitUntil(TimePoint end);
-  std::optional<absl::Status> WaitTensorUntil(size_t tensor, TimePoint end);
 
   // What the shards are asked, now that it is known what has become of the push.
   CallKind Kind() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -124,7 +123,6 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   // Nothing is missing any more. Returns whether the push has become another than servers were told of: then they are
   // told anew.
   bool OnAllReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void AskAnew() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status NotFinite(size_t tensor) const;
   std::string TooLarge(size_t tensor) const;  // The error for a value that is not finite once it is rounded.
   bool WantsSlice(uint32_t slice);
@@ -132,8 +130,6 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
 
   void OnCallEnd(uint32_t shard, const absl::Status& status, const ShardReply& reply);
   void OnAnswer(uint32_t shard, const ShardReply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The push was fenced, and somebody finds out why.
-  bool NoMember(const ShardReply& reply) const;
   // Returns what the user is to be told, if anything.
   std::string OnFailure(uint32_t shard, const absl::Status& ended_with, const ShardReply& reply)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -147,7 +143,6 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
 
   ExchangeResult MakeResult() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void HoldMemory();
   bool TryHoldMemory();  // False: it has finished.
   void ReleaseMemory();
   void MaybeFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(end_mutex_);
@@ -186,30 +181,6 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   Client::DoneCallback callback_ ABSL_GUARDED_BY(end_mutex_);
   std::vector<std::function<void()>> releases_ ABSL_GUARDED_BY(end_mutex_);  // To be called when it has finished.
   bool finished_ ABSL_GUARDED_BY(end_mutex_) = false;  // There is a result, and nobody uses the memory.
-};
-
-// The exchanges of a client that are in progress: what ends the client or the job ends them all.
-//
-// Thread-safe. Exchanges are their callers' and their calls'; here they are only known.
-class RunningExchanges {
- public:
-  // Begins the exchange, unless Fail was called, its request is wrong, or could not be made (`problem`): then it ends
-  // with that error.
-  void Begin(const std::shared_ptr<RetryingExchange>& exchange, absl::Status problem = absl::OkStatus());
-  // Ends all with this error, and all that come later. Only the first call counts.
-  void Fail(const absl::Status& failure);
-  // Ends all with this error, and returns when they have released their memory.
-  void EndAll(const absl::Status& status);
-  // Those on which nothing moves are made to try again. To be called about every second.
-  void CheckProgress();
-
- private:
-  using Exchanges = std::vector<std::shared_ptr<RetryingExchange>>;
-  Exchanges Running();
-
-  Mutex mutex_;
-  std::vector<std::weak_ptr<RetryingExchange>> running_ ABSL_GUARDED_BY(mutex_);
-  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ps

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "common/status.h"
 
 namespace ps {
@@ -13,15 +12,13 @@ template <typename Tensors>
 absl::Status CheckTensors(const Layout& layout, const Tensors& tensors, const std::string& what, bool constants,
                           bool may_be_missing, const std::vector<uint32_t>& carried = {}) {
   if (tensors.size() != layout.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(what, ": ", tensors.size(), " tensors for a model of ", layout.size()));
+    return InvalidArgument(what, ": ", tensors.size(), " tensors for a model of ", layout.size());
   }
   for (size_t i = 0; i < layout.size(); ++i) {
     if (tensors[i].size() == static_cast<size_t>(layout[i].elements())) continue;
     const bool carries = carried.empty() || std::binary_search(carried.begin(), carried.end(), i);
     if (tensors[i].empty() && (!carries || may_be_missing || (!constants && !IsPushed(layout[i].kind)))) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(what, ": ", tensors[i].size(), " elements for tensor ", ToString(layout[i])));
+    return InvalidArgument(what, ": ", tensors[i].size(), " elements for tensor ", ToString(layout[i]));
   }
   return absl::OkStatus();
 }
@@ -31,19 +28,17 @@ absl::Status CheckTensors(const Layout& layout, const Tensors& tensors, const st
 absl::Status CheckRequest(const ExchangeRequest& request, const SlicePlan& plan) {
   const size_t versions = request.push.versions.size();
   if (request.pushes() && versions != 0 && versions != plan.num_shards()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("PushInfo.versions has ", versions, " versions for ", plan.num_shards(), " shards"));
+    return InvalidArgument("PushInfo.versions has ", versions, " versions for ", plan.num_shards(), " shards");
   }
   const std::vector<uint32_t>& carried = request.push.tensors;
   for (size_t i = 0; i < carried.size(); ++i) {
     const bool follows = i == 0 || carried[i - 1] < carried[i];
     if (follows && carried[i] < plan.layout().size() && IsPushed(plan.layout()[carried[i]].kind)) continue;
-    return absl::InvalidArgumentError(absl::StrCat("PushInfo.tensors: ", carried[i],
-                                                   " does not follow the one before, or is no tensor that is pushed"));
+    return InvalidArgument("PushInfo.tensors: ", carried[i],
+                           " does not follow the one before, or is no tensor that is pushed");
   }
   if (const size_t ranges = SlicesOf(plan, carried).size(); ranges > kMaxRanges) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("PushInfo.tensors: ", ranges, " runs of slices; at most ", kMaxRanges, " are supported"));
+    return InvalidArgument("PushInfo.tensors: ", ranges, " runs of slices; at most ", kMaxRanges, " are supported");
   }
   if (!request.sends_no_slices()) {
     PS_RETURN_IF_ERROR(CheckTensors(plan.layout(), request.out, request.pushes() ? "gradients" : "initial values",

@@ -5,7 +5,6 @@
 
 #include "common/status.h"
 #include "common/wire_type.h"
-#include "worker/link/tensor_memory.h"
 
 namespace ps {
 namespace {

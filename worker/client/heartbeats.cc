@@ -1,12 +1,10 @@
 #include "worker/client/heartbeats.h"
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include <grpcpp/client_context.h>
 #include "common/grpc_call.h"
-#include "common/sync.h"
 #include "common/text.h"
 
 namespace ps {

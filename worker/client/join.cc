@@ -3,7 +3,6 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cmath>
-#include <random>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -19,13 +18,8 @@ namespace {
 
 constexpr std::chrono::seconds kCancelJoinTime(2);
 
-uint64_t RandomJoinRequestId() {
-  std::random_device random;
-  return (uint64_t{random()} << 32 | random()) | 1;  // Not 0.
-}
-
 // Two containers may have the same host name and process number.
-std::string DefaultName() { return absl::StrFormat("%s-%d-%06x", HostName(), getpid(), RandomJoinRequestId() >> 40); }
+std::string DefaultName() { return absl::StrFormat("%s-%d-%06x", HostName(), getpid(), RandomNumber() >> 40); }
 
 v1::OptimizerSettings ToProto(const OptimizerSettings& settings) {
   v1::OptimizerSettings message;
@@ -56,7 +50,7 @@ v1::JoinRequest MakeJoinRequest(const ClientOptions& options, const Layout& layo
   if (options.own_data.has_value()) *request.mutable_own_data() = ToProto(*options.own_data);
   if (options.optimizer.has_value()) *request.mutable_optimizer() = ToProto(*options.optimizer);
   request.set_host(HostName());
-  request.set_join_request_id(RandomJoinRequestId());
+  request.set_join_request_id(RandomNumber());
   request.set_watches(true);
   request.set_yields(options.yields);
   if (!options.known_dir.empty()) {
@@ -118,8 +112,7 @@ absl::StatusOr<LocalSteps::Exchange> ExchangeOf(const v1::LocalSteps& steps) {
     case v1::LocalSteps::ELASTIC:
       return LocalSteps::Exchange::kElastic;
     default:
-      return absl::FailedPreconditionError(
-          absl::StrCat("exchange ", static_cast<int>(steps.exchange()), " is unknown to this client"));
+      return FailedPrecondition("exchange ", static_cast<int>(steps.exchange()), " is unknown to this client");
   }
 }
 
@@ -131,27 +124,25 @@ absl::Status Check(const LocalSteps& steps) {
     return absl::FailedPreconditionError("not one of average_every_steps and average_every_epochs is above 0");
   }
   if (steps.exchange == LocalSteps::Exchange::kElastic && !(steps.alpha > 0 && steps.alpha < 1)) {
-    return absl::FailedPreconditionError(absl::StrCat("alpha is ", steps.alpha));
+    return FailedPrecondition("alpha is ", steps.alpha);
   }
   if (!steps.fragments.empty()) {
     size_t pushed = 0;
     for (const std::vector<uint32_t>& tensors : steps.fragments) pushed += tensors.size();
     if (pushed < steps.fragments.size()) {
-      return absl::FailedPreconditionError(absl::StrCat("--fragments=", steps.fragments.size(), ": the model has only ",
-                                                        pushed, " tensors that pushes carry"));
+      return FailedPrecondition("--fragments=", steps.fragments.size(), ": the model has only ", pushed,
+                                " tensors that pushes carry");
     }
     if (steps.exchange != LocalSteps::Exchange::kAverageWeights) {
       return absl::FailedPreconditionError("fragments are of weights that are averaged");
     }
   }
   if (steps.overlap >= std::max(steps.steps, 1U)) {
-    return absl::FailedPreconditionError(absl::StrCat("overlap is ", steps.overlap, " of ", steps.steps, " batches"));
+    return FailedPrecondition("overlap is ", steps.overlap, " of ", steps.steps, " batches");
   }
-  if (!(steps.mix >= 0 && steps.mix <= 1)) return absl::FailedPreconditionError(absl::StrCat("mix is ", steps.mix));
+  if (!(steps.mix >= 0 && steps.mix <= 1)) return FailedPrecondition("mix is ", steps.mix);
   for (const float limit : {steps.clip_value, steps.clip_tensor_norm, steps.clip_norm}) {
-    if (!std::isfinite(limit) || limit < 0) {
-      return absl::FailedPreconditionError(absl::StrCat("a limit of clipping is ", limit));
-    }
+    if (!std::isfinite(limit) || limit < 0) return FailedPrecondition("a limit of clipping is ", limit);
   }
   return absl::OkStatus();
 }
@@ -170,9 +161,7 @@ absl::StatusOr<LocalSteps> LocalStepsOf(const v1::LocalSteps& steps, const Layou
                       .fragments = {},
                       .overlap = steps.overlap(),
                       .mix = steps.mix()};
-  if (steps.fragments() > kMaxFragments) {
-    return absl::FailedPreconditionError(absl::StrCat(steps.fragments(), " fragments"));
-  }
+  if (steps.fragments() > kMaxFragments) return FailedPrecondition(steps.fragments(), " fragments");
   if (steps.fragments() > 1) local.fragments = FragmentsOf(layout, steps.fragments());
   if (const absl::Status status = Check(local); !status.ok()) return status;
   return local;
@@ -223,11 +212,9 @@ absl::StatusOr<ModePolicy> PolicyOf(const v1::JoinReply& joined, const Layout& l
   ModePolicy policy = {.empty_contributions = joined.policy().empty_contributions(),
                        .exact_versions = joined.policy().exact_versions()};
   if (!joined.policy().has_local_steps()) return policy;
-  absl::StatusOr<LocalSteps> local = LocalStepsOf(joined.policy().local_steps(), layout);
-  if (!local.ok()) {
-    return Annotate(local.status(), absl::StrCat("--mode=", joined.mode(), ": the server's local_steps"));
-  }
-  policy.local_steps = *std::move(local);
+  PS_ASSIGN_OR_RETURN(policy.local_steps,
+                      Annotate(LocalStepsOf(joined.policy().local_steps(), layout),
+                               absl::StrCat("--mode=", joined.mode(), ": the server's local_steps")));
   return policy;
 }
 

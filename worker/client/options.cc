@@ -34,8 +34,8 @@ absl::Status ValidateClientOptions(const ClientOptions& options) {
   // They are sent as protobuf strings.
   problems.Check(CheckText("--server", options.server, kMaxAddressBytes));
   const std::string& memory = options.shared_memory;
-  problems.Check(memory == "auto" || memory == "off" || memory == "require",
-                 absl::StrCat("--shared_memory=", memory, ": expected auto, off or require"));
+  problems.Check(memory == "auto" || memory == "off" || memory == "require", "--shared_memory=", memory,
+                 ": expected auto, off or require");
   problems.Check(!options.job.empty(), "--job: expected a name");
   problems.Check(CheckText("--job", options.job, kMaxNameBytes));
   problems.Check(CheckText("--name", options.name, kMaxNameBytes));
@@ -53,9 +53,8 @@ absl::Status ValidateClientOptions(const ClientOptions& options) {
   problems.CheckRange("rejoin_timeout", options.rejoin_timeout, absl::ZeroDuration(), kLongest);
   // Servers are given waits in milliseconds.
   const absl::Duration notice = options.notice_every;
-  problems.Check(notice >= absl::Milliseconds(1) && notice <= kLongest,
-                 absl::StrCat("notice_every=", absl::FormatDuration(notice), ": expected 1ms to ",
-                              absl::FormatDuration(kLongest)));
+  problems.Check(notice >= absl::Milliseconds(1) && notice <= kLongest, "notice_every=", absl::FormatDuration(notice),
+                 ": expected 1ms to ", absl::FormatDuration(kLongest));
   return problems.ToStatus();
 }
 
@@ -70,8 +69,6 @@ ClientOptions RejoinOptions(ClientOptions options, const Client& over) {
   options.rejoin_timeout = std::min(over.server_timeout(), kLongest);
   return options;
 }
-
-// ---- What a newcomer is told by the chief before it joins.
 
 absl::StatusOr<std::map<std::string, std::string>> FlagsOfJob(const ClientOptions& options, bool waits) {
   ChiefCalls chief(MakeChannel(options.server, grpc::InsecureChannelCredentials(), 0), options);

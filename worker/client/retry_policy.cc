@@ -17,7 +17,7 @@ constexpr int kMostDoublings = 16;
 
 }  // namespace
 
-uint64_t RandomSpread() {
+uint64_t RandomNumber() {
   std::random_device random;
   return (uint64_t{random()} << 32 | random()) | 1;  // Not 0.
 }
@@ -72,10 +72,7 @@ std::chrono::nanoseconds RetryPolicy::TimeLeft(TimePoint now, TimePoint peers_tu
 std::chrono::nanoseconds RetryPolicy::Pause(bool late, TimePoint now) const {
   if (late) return std::max<std::chrono::nanoseconds>(began_ + options_.pause_first - now, {});
   const auto doubled = options_.pause_first * (1 << std::min(failures_ - 1, kMostDoublings));
-  return Spread(std::min<std::chrono::nanoseconds>(doubled, options_.pause_longest));
-}
-
-std::chrono::nanoseconds RetryPolicy::Spread(std::chrono::nanoseconds pause) const {
+  const auto pause = std::min<std::chrono::nanoseconds>(doubled, options_.pause_longest);
   if (options_.spread == 0) return pause;
   const uint64_t drawn = MixBits(options_.spread + static_cast<uint64_t>(failures_));
   return pause - pause / 2 * static_cast<int64_t>(drawn >> 54) / 1024;

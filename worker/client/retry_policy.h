@@ -26,7 +26,7 @@ struct RetryOptions {
 };
 
 // A number that no other client has.
-uint64_t RandomSpread();
+uint64_t RandomNumber();
 
 struct RetryDecision {
   enum class Outcome {
@@ -65,7 +65,6 @@ class RetryPolicy {
 
  private:
   std::chrono::nanoseconds Pause(bool late, TimePoint now) const;
-  std::chrono::nanoseconds Spread(std::chrono::nanoseconds pause) const;
 
   const RetryOptions options_;
   TimePoint began_;

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <map>
 #include <new>
 #include <numeric>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -15,7 +13,6 @@
 #include "common/files.h"
 #include "common/proto_values.h"
 #include "common/safetensors.h"
-#include "common/slices.h"
 #include "common/status.h"
 
 namespace ps {
@@ -67,8 +64,7 @@ bool IsWithin(const std::string& path, const std::string& folder) {
 
 absl::StatusOr<std::string> ExportCheckpoint(const std::string& checkpoint, const std::string& output) {
   if (IsWithin(output, checkpoint)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--output=", output, ": is in --from=", checkpoint, ", whose files it could replace"));
+    return InvalidArgument("--output=", output, ": is in --from=", checkpoint, ", whose files it could replace");
   }
   PS_RETURN_IF_ERROR(CheckWritable("output", output));
   const auto all = [](const StoredCheckpoint& stored) {
@@ -88,7 +84,7 @@ absl::StatusOr<std::string> ExportJob(const v1::StatusReply& status, const Serve
                                       const std::string& output) {
   if (status.layout().tensors_size() == 0) {
     if (status.parameters() > 0) return absl::UnimplementedError("the chief does not tell what tensors the model has");
-    return absl::UnavailableError(absl::StrCat("the job has no weights yet: ", status.waiting_for()));
+    return Unavailable("the job has no weights yet: ", status.waiting_for());
   }
   const Layout layout = FromProto(status.layout());
   PS_RETURN_IF_ERROR(Annotate(ValidateLayout(layout), "the chief's layout"));

@@ -11,7 +11,6 @@
 #include "common/status.h"
 #include "common/sync.h"
 #include "grpc/health/v1/health.grpc.pb.h"
-#include "ps/v1/ps.grpc.pb.h"
 
 namespace ps {
 namespace {

@@ -76,10 +76,10 @@ absl::Status CheckCommand(const std::string& command, const std::vector<std::str
     if (command != form.name) continue;
     if (rest.size() >= form.least && rest.size() <= form.most) return absl::OkStatus();
     const std::string given = Printable(absl::StrJoin(rest, " "), kMaxShown);
-    return absl::InvalidArgumentError(absl::StrCat(command, ": expected ", form.arguments, " after it",
-                                                   given.empty() ? "" : absl::StrCat(", not '", given, "'")));
+    return InvalidArgument(command, ": expected ", form.arguments, " after it",
+                           given.empty() ? "" : absl::StrCat(", not '", given, "'"));
   }
-  return absl::InvalidArgumentError(absl::StrCat("there is no command '", Printable(command, kMaxShown), "'"));
+  return InvalidArgument("there is no command '", Printable(command, kMaxShown), "'");
 }
 
 constexpr absl::Duration kMaxTimeout = absl::Hours(24);
@@ -123,7 +123,7 @@ absl::StatusOr<v1::StatusReply> StatusWithShards(JobCalls& calls, bool layout) {
   if (!status.ok()) return status;
   for (const v1::ShardInfo& info : status->shards()) {
     if (!info.address().empty()) continue;
-    return absl::UnavailableError(absl::StrCat("shard ", info.shard(), " is not registered"));
+    return Unavailable("shard ", info.shard(), " is not registered");
   }
   return status;
 }
@@ -135,9 +135,7 @@ absl::Status PrintWeightsHash(JobCalls& calls, TimePoint deadline) {
     job.channels.push_back(calls.ShardChannel(info));
     job.slices += static_cast<size_t>(info.slices_size());
   }
-  if (job.slices == 0) {
-    return absl::UnavailableError(absl::StrCat("the job has no weights yet: ", status.waiting_for()));
-  }
+  if (job.slices == 0) return Unavailable("the job has no weights yet: ", status.waiting_for());
   PS_ASSIGN_OR_RETURN(const HashedWeights hashed, HashWeights(job, deadline, {}));
   const auto [lowest, newest] = std::minmax_element(hashed.versions.begin(), hashed.versions.end());
   std::cout << hashed.hash << " version " << *lowest;
@@ -185,7 +183,7 @@ absl::Status PrintHealth(JobCalls& calls, const std::string& server) {
   PS_ASSIGN_OR_RETURN(const std::string health, calls.Health());
   std::cout << health << "\n";
   if (health == "SERVING") return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("--server=", server, ": not serving"));
+  return Unavailable("--server=", server, ": not serving");
 }
 
 absl::Status PrintReport(const std::vector<std::string>& folders) {
@@ -209,7 +207,7 @@ int main(int argc, char** argv) {
   const std::string command = line.arguments.empty() ? "" : line.arguments.front();
   const std::vector<std::string> rest(line.arguments.begin() + (command.empty() ? 0 : 1), line.arguments.end());
   if (const absl::Status known = CheckCommand(command, rest); !known.ok()) {
-    return Complain("ps_ctl", absl::InvalidArgumentError(absl::StrCat(Message(known), "\n", kUsage)), kExitUsage);
+    return Complain("ps_ctl", InvalidArgument(Message(known), "\n", kUsage), kExitUsage);
   }
   const std::string server = absl::GetFlag(FLAGS_server);
   const absl::Duration timeout = absl::GetFlag(FLAGS_timeout);

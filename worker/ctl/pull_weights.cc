@@ -1,13 +1,13 @@
-#include "worker/ctl/pull_weights.h"
-
 #include <algorithm>
 #include <utility>
 
 #include <grpcpp/client_context.h>
 #include "absl/strings/str_cat.h"
 #include "common/grpc_call.h"
+#include "common/status.h"
 #include "common/sync.h"
 #include "ps/v1/ps.grpc.pb.h"
+#include "worker/ctl/export.h"
 #include "worker/link/grpc_shard_link.h"
 
 namespace ps {
@@ -51,9 +51,7 @@ class Round {
     for (size_t shard = 0; shard < replies_.size(); ++shard) {
       const size_t expected = plan_.shard_slices(static_cast<uint32_t>(shard)).size();
       if (replies_[shard].slices != expected) {
-        return ShardProblem(
-            model_, shard,
-            absl::InternalError(absl::StrCat("it sent ", replies_[shard].slices, " slices, and not ", expected)));
+        return ShardProblem(model_, shard, Internal("it sent ", replies_[shard].slices, " slices, and not ", expected));
       }
       versions.push_back(replies_[shard].version);
     }

@@ -63,12 +63,9 @@ class FileReader {
   absl::Status AddStep(const json& line, double time);
   absl::Status AddEval(const json& line, double time);
   absl::Status AddEnd(const json& line);
-  absl::Status AddRollback(const json& line);
   absl::Status AddApply(const json& line);
 
-  absl::Status Error(const std::string& what) const {
-    return absl::InvalidArgumentError(absl::StrCat(path_, ":", line_number_, ": ", what));
-  }
+  absl::Status Error(const std::string& what) const { return InvalidArgument(path_, ":", line_number_, ": ", what); }
   // The value of a field that must be there as a number of at least 0.
   absl::StatusOr<double> Number(const json& line, const char* field) const;
   absl::StatusOr<std::string> Text(const json& line, const char* field) const;
@@ -108,16 +105,14 @@ absl::StatusOr<std::string> FileReader::Text(const json& line, const char* field
 
 absl::Status FileReader::Read() {
   std::ifstream file(path_);
-  if (!file) return absl::NotFoundError(absl::StrCat(path_, ": the file cannot be opened"));
+  if (!file) return NotFound(path_, ": the file cannot be opened");
   std::string text;
   while (std::getline(file, text)) {
     ++line_number_;
     const bool cut_off = file.eof();  // A whole line ends with a newline.
     const json line = json::parse(text, /*cb=*/nullptr, /*allow_exceptions=*/false);
     if (cut_off && line.is_discarded()) break;
-    if (!line.is_object()) {
-      return Error(absl::StrCat("expected one JSON object a line, found: ", text.substr(0, 60)));
-    }
+    if (!line.is_object()) return Error(absl::StrCat("expected one JSON object a line, found: ", text.substr(0, 60)));
     if (absl::Status added = AddLine(line); !added.ok()) return added;
   }
   if (file.bad()) return absl::DataLossError(absl::StrCat(path_, ": reading failed after line ", line_number_));
@@ -139,16 +134,18 @@ absl::Status FileReader::AddLine(const json& line) {
   }
   ++totals_.events;
   if (event_ == "start") return AddStart(line);
-  if (!unix_zero_.has_value()) {
-    return Error(absl::StrCat("the first line is '", event_, "', expected 'start'"));
-  }
+  if (!unix_zero_.has_value()) return Error(absl::StrCat("the first line is '", event_, "', expected 'start'"));
   const double time = *unix_zero_ + t;
   if (of_worker) totals_.ranks.insert(std::llround(number));
   if (of_worker && event_ == "step") return AddStep(line, time);
   if (of_worker && event_ == "eval") return AddEval(line, time);
   if (of_worker && event_ == "end") return AddEnd(line);
-  if (of_worker && event_ == "rollback") return AddRollback(line);
   if (!of_worker && event_ == "apply") return AddApply(line);
+  // After a rollback the same process goes on with another generation. What it does twice is work that was done, and
+  // counts twice.
+  if (of_worker && event_ == "rollback") {
+    PS_ASSIGN_OR_RETURN(generation_, Number(line, "generation"));
+  }
   return absl::OkStatus();
 }
 
@@ -177,15 +174,14 @@ absl::Status FileReader::AddMode(const json& line) {
   const auto flags = line.find("flags");
   const json& holder = flags != line.end() && flags->is_object() && flags->contains("mode") ? *flags : line;
   if (!holder.contains("mode")) return absl::OkStatus();
-  absl::StatusOr<std::string> mode = Text(holder, "mode");
-  if (!mode.ok()) return mode.status();
-  if (*mode == "sync") mode = "bsp";
-  if (*mode == "async") mode = "asp";
-  if (totals_.mode.has_value() && *totals_.mode != *mode) {
-    return Error(absl::StrCat("the mode is '", *mode, "', but '", *totals_.mode, "' in ", totals_.mode_source,
+  PS_ASSIGN_OR_RETURN(std::string mode, Text(holder, "mode"));
+  if (mode == "sync") mode = "bsp";
+  if (mode == "async") mode = "asp";
+  if (totals_.mode.has_value() && *totals_.mode != mode) {
+    return Error(absl::StrCat("the mode is '", mode, "', but '", *totals_.mode, "' in ", totals_.mode_source,
                               "; the folder holds more than one run"));
   }
-  totals_.mode = *std::move(mode);
+  totals_.mode = std::move(mode);
   totals_.mode_source = absl::StrCat(path_, ":", line_number_);
   return absl::OkStatus();
 }
@@ -230,12 +226,6 @@ absl::Status FileReader::AddEnd(const json& line) {
   return absl::OkStatus();
 }
 
-// The same process goes on with another generation. What it does twice is work that was done, and counts twice.
-absl::Status FileReader::AddRollback(const json& line) {
-  PS_ASSIGN_OR_RETURN(generation_, Number(line, "generation"));
-  return absl::OkStatus();
-}
-
 absl::Status FileReader::AddApply(const json& line) {
   const auto staleness = line.find("staleness");
   if (staleness == line.end() || !staleness->is_array()) {
@@ -259,8 +249,8 @@ absl::StatusOr<std::vector<std::string>> MetricsFiles(const std::string& folder)
   for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     if (entry->path().extension() == ".jsonl") paths.push_back(entry->path().string());
   }
-  if (error) return absl::NotFoundError(absl::StrCat(folder, ": the folder cannot be read: ", error.message()));
-  if (paths.empty()) return absl::NotFoundError(absl::StrCat(folder, ": there is no metrics file (*.jsonl)"));
+  if (error) return NotFound(folder, ": the folder cannot be read: ", error.message());
+  if (paths.empty()) return NotFound(folder, ": there is no metrics file (*.jsonl)");
   std::sort(paths.begin(), paths.end());
   return paths;
 }
@@ -399,11 +389,9 @@ absl::StatusOr<RunSummary> SummarizeRun(const std::string& folder) {
   for (const std::string& path : paths) {
     if (absl::Status read = FileReader(path, &totals).Read(); !read.ok()) return read;
   }
-  if (totals.events == 0) return absl::NotFoundError(absl::StrCat(folder, ": the metrics files hold no events"));
+  if (totals.events == 0) return NotFound(folder, ": the metrics files hold no events");
   return Summarize(folder, std::move(totals));
 }
-
-// ---- The table.
 
 std::string FormatTable(const std::vector<RunSummary>& summaries) {
   std::vector<Row> rows = {Header()};

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <iostream>
 #include <map>
-#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -171,12 +170,12 @@ absl::StatusOr<v1::SetHyperparametersRequest> ParseAssignments(const std::vector
       const absl::Status good = CheckText(name, text, kMaxShownBytes);
       problems.Check(good);
       const bool first = !good.ok() || request.mutable_schedule()->insert({name, text}).second;
-      problems.Check(first, absl::StrCat(argument, ": ", name, " is given twice"));
+      problems.Check(first, argument, ": ", name, " is given twice");
       continue;
     }
     float value = 0;
     const bool good = is_assignment && CheckText("", name, kMaxShownBytes).ok() && absl::SimpleAtof(text, &value);
-    problems.Check(good, absl::StrCat(Printable(argument, kMaxShownBytes), ": expected NAME=VALUE, VALUE a number"));
+    problems.Check(good, Printable(argument, kMaxShownBytes), ": expected NAME=VALUE, VALUE a number");
     if (!good) continue;
     v1::Hyperparameter* const message = request.add_values();
     message->set_name(name);

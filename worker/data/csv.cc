@@ -25,13 +25,12 @@ std::string_view Unquoted(std::string_view field) {
   return field;
 }
 
-// Calls `visit` with each field of the line until it returns an error.
-template <typename Visit>
-absl::Status ForEachField(std::string_view line, char separator, Visit visit) {
+std::vector<std::string_view> FieldsOf(std::string_view line, char separator) {
+  std::vector<std::string_view> fields;
   for (;;) {
     const size_t end = line.find(separator);
-    PS_RETURN_IF_ERROR(visit(Unquoted(line.substr(0, end))));
-    if (end == std::string_view::npos) return absl::OkStatus();
+    fields.push_back(Unquoted(line.substr(0, end)));
+    if (end == std::string_view::npos) return fields;
     line.remove_prefix(end + 1);
   }
 }
@@ -92,13 +91,12 @@ struct FieldCounts {
 
 FieldCounts CountFields(std::string_view line, char separator) {
   FieldCounts counts;
-  (void)ForEachField(line, separator, [&](std::string_view field) {
+  for (const std::string_view field : FieldsOf(line, separator)) {
     const Field kind = KindOf(field);
     ++counts.all;
     counts.numbers += kind == Field::kNumber ? 1 : 0;
     counts.names += kind == Field::kName ? 1 : 0;
-    return absl::OkStatus();
-  });
+  }
   return counts;
 }
 
@@ -137,12 +135,8 @@ absl::StatusOr<int64_t> FindHeader(const LineReader& reader, std::string_view li
 }
 
 std::vector<std::string> NamesIn(std::string_view line, char separator) {
-  std::vector<std::string> names;
-  (void)ForEachField(line, separator, [&](std::string_view field) {
-    names.emplace_back(field);
-    return absl::OkStatus();
-  });
-  return names;
+  const std::vector<std::string_view> fields = FieldsOf(line, separator);
+  return {fields.begin(), fields.end()};
 }
 
 // INVALID_ARGUMENT if both files name the same columns, but in another order; a note if they name others. Features are
@@ -159,9 +153,7 @@ absl::Status CompareNames(const Table& train, const Table& test, bool label_firs
   std::vector<std::string> sorted = test.names;
   std::sort(sorted.begin(), sorted.end());
   std::sort(expected.begin(), expected.end());
-  if (sorted == expected) {
-    return absl::InvalidArgumentError(absl::StrCat(where, "; expected the same columns in the same order"));
-  }
+  if (sorted == expected) return InvalidArgument(where, "; expected the same columns in the same order");
   notes.push_back({.warning = true, .text = where + "; columns are taken by their place"});
   return absl::OkStatus();
 }
@@ -195,20 +187,17 @@ std::string LooksLikeNames(const std::vector<double>& row, const Table& table) {
 absl::Status ParseRow(const LineReader& reader, std::string_view line, char separator, std::optional<int64_t> label,
                       std::vector<double>& row) {
   row.clear();
-  int64_t at = -1;
-  return ForEachField(line, separator, [&](std::string_view field) -> absl::Status {
-    ++at;
-    if (field.empty() && at == label) return absl::OkStatus();
-    absl::StatusOr<double> number = ParseNumber(field);
+  const std::vector<std::string_view> fields = FieldsOf(line, separator);
+  for (size_t at = 0; at < fields.size(); ++at) {
+    if (fields[at].empty() && static_cast<int64_t>(at) == label) continue;
+    const absl::StatusOr<double> number = ParseNumber(fields[at]);
     if (!number.ok()) {
-      const absl::string_view message = number.status().message();
-      const bool one = line.find(separator) == std::string_view::npos;
-      return reader.Error(
-          absl::StrCat("field ", at + 1, ": ", message, one ? "; commas, semicolons or tabs separate fields" : ""));
+      return reader.Error(absl::StrCat("field ", at + 1, ": ", number.status().message(),
+                                       fields.size() == 1 ? "; commas, semicolons or tabs separate fields" : ""));
     }
     row.push_back(*number);
-    return absl::OkStatus();
-  });
+  }
+  return absl::OkStatus();
 }
 
 absl::Status AddRow(const LineReader& reader, const std::vector<double>& row, const CsvOptions& options, Table& table) {
@@ -224,8 +213,7 @@ absl::Status AddRow(const LineReader& reader, const std::vector<double>& row, co
                                      table.lines.front(), " has"));
   }
   if (static_cast<int64_t>((table.values.size() + row.size()) * sizeof(double)) > options.bytes_max) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(table.path, ": its numbers take more than the limit of ", options.bytes_max, " bytes"));
+    return ResourceExhausted(table.path, ": its numbers take more than the limit of ", options.bytes_max, " bytes");
   }
   const auto features = options.label_first ? row.begin() + 1 : row.begin();
   table.labels.push_back(options.label_first ? row.front() : row.back());
@@ -253,12 +241,6 @@ absl::Status Complete(const LineReader& reader, const Unlabelled& unlabelled, co
   }
   row.insert(options.label_first ? row.begin() : row.end(), unlabelled.label);
   return absl::OkStatus();
-}
-
-void NoteComments(const std::string& path, int64_t count, DataNotes& notes) {
-  if (count == 0) return;
-  const char* behind = " behind the first sample, which begin with '#', are read over";
-  notes.push_back({.text = absl::StrCat(path, ": ", count, count == 1 ? " line" : " lines", behind)});
 }
 
 absl::StatusOr<Table> ReadCsv(const std::string& path, const CsvOptions& options,
@@ -309,30 +291,25 @@ absl::StatusOr<Table> ReadCsv(const std::string& path, const CsvOptions& options
     }
     if (const absl::Status parsed = ParseRow(reader, line, separator, label, row); !parsed.ok()) {
       if (!nothing_sure || !table.lines.empty()) return parsed;
-      return absl::InvalidArgumentError(
-          absl::StrCat(parsed.message(), "; if the line has names, header=yes reads it over"));
+      return InvalidArgument(parsed.message(), "; if the line has names, header=yes reads it over");
     }
     if (first.empty()) first = row;
     if (unlabelled.has_value()) PS_RETURN_IF_ERROR(Complete(reader, *unlabelled, options, table, row));
     PS_RETURN_IF_ERROR(AddRow(reader, row, options, table));
   }
-  if (table.labels.empty())
-    return absl::InvalidArgumentError(absl::StrCat(path, ": is empty; expected rows of numbers"));
-  if (header_line > 0) {
-    notes.push_back({.text = absl::StrCat(path, ": line ", header_line, " is taken as names (header)")});
-    NoteComments(path, comments_within, notes);
-    return table;
+  if (table.labels.empty()) return InvalidArgument(path, ": is empty; expected rows of numbers");
+  const bool named = header_line > 0;
+  const std::string why = !named && options.header == Header::kAuto ? LooksLikeNames(first, table) : "";
+  std::string taken = absl::StrCat(path, ": line ", named ? header_line : table.lines.front(), " is taken as ",
+                                   named ? "names (header)" : "a sample");
+  if (!why.empty()) {
+    absl::StrAppend(&taken, ", but ", why, "; header=yes says that it has names, header=no that it has not");
   }
-  const std::string why = options.header == Header::kAuto ? LooksLikeNames(first, table) : "";
-  const std::string taken = absl::StrCat(path, ": line ", table.lines.front(), " is taken as a sample");
-  if (why.empty()) {
-    notes.push_back({.text = taken});
-  } else {
-    notes.push_back(
-        {.warning = true,
-         .text = absl::StrCat(taken, ", but ", why, "; header=yes says that it has names, header=no that it has not")});
+  notes.push_back({.warning = !why.empty(), .text = std::move(taken)});
+  if (comments_within > 0) {
+    notes.push_back({.text = absl::StrCat(path, ": ", comments_within, comments_within == 1 ? " line" : " lines",
+                                          " behind the first sample, which begin with '#', are read over")});
   }
-  NoteComments(path, comments_within, notes);
   return table;
 }
 
@@ -348,20 +325,18 @@ absl::StatusOr<RawSplits> LoadCsv(const std::string& path, const std::string& te
     if (options.unlabelled_test) unlabelled = {.features = train.features, .label = train.labels.front()};
     PS_ASSIGN_OR_RETURN(Table table, ReadCsv(test_path, options, unlabelled, notes));
     if (table.features != train.features) {
-      return absl::InvalidArgumentError(absl::StrCat(test_path, ": has ", table.features + 1,
-                                                     " fields a row; expected ", train.features + 1, " as ", path,
-                                                     " has"));
+      return InvalidArgument(test_path, ": has ", table.features + 1, " fields a row; expected ", train.features + 1,
+                             " as ", path, " has");
     }
     PS_RETURN_IF_ERROR(CompareNames(train, table, options.label_first, notes));
     unlabelled_test = !table.labelled;
     test = std::move(table);
   }
-  absl::StatusOr<RawSplits> splits =
-      ToSplits(std::move(train), std::move(test), options.task, LabelMapping::kNumber, options.unlabelled_test);
-  if (!splits.ok()) return splits.status();
+  PS_ASSIGN_OR_RETURN(RawSplits splits, ToSplits(std::move(train), std::move(test), options.task, LabelMapping::kNumber,
+                                                 options.unlabelled_test));
   if (unlabelled_test) notes.push_back({.text = absl::StrCat(test_path, ": has no labels")});
-  splits->unlabelled_test |= unlabelled_test;
-  splits->notes.insert(splits->notes.begin(), notes.begin(), notes.end());
+  splits.unlabelled_test |= unlabelled_test;
+  splits.notes.insert(splits.notes.begin(), notes.begin(), notes.end());
   return splits;
 }
 

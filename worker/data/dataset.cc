@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -18,21 +18,17 @@ namespace {
 
 absl::Status CheckSizes(const DatasetContent& content) {
   if (content.features < 1 || content.features > kFeaturesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a sample has ", content.features, " features; expected 1 to ", kFeaturesMax));
+    return InvalidArgument("a sample has ", content.features, " features; expected 1 to ", kFeaturesMax);
   }
   if (content.classes < 0 || content.classes > kClassesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("there are ", content.classes, " classes; expected 0 (regression) to ", kClassesMax));
+    return InvalidArgument("there are ", content.classes, " classes; expected 0 (regression) to ", kClassesMax);
   }
   if (!content.class_labels.empty() && content.class_labels.size() != static_cast<size_t>(content.classes)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("there are labels for ", content.class_labels.size(), " classes; expected ", content.classes));
+    return InvalidArgument("there are labels for ", content.class_labels.size(), " classes; expected ",
+                           content.classes);
   }
   const int64_t size = content.size();
-  if (size > kSamplesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("there are ", size, " samples; the limit is ", kSamplesMax));
-  }
+  if (size > kSamplesMax) return InvalidArgument("there are ", size, " samples; the limit is ", kSamplesMax);
   const bool targets = !content.targets.empty() || !content.double_targets.empty();
   if (content.classes > 0 ? targets : !content.labels.empty()) {
     return absl::InvalidArgumentError("there are both labels and targets; expected labels for classification only");
@@ -42,51 +38,34 @@ absl::Status CheckSizes(const DatasetContent& content) {
   }
   const auto values = static_cast<int64_t>(content.bytes.size() + content.floats.size() + content.doubles.size());
   if (values != size * content.features) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("there are ", values, " feature values; expected ", size, " samples of ", content.features));
+    return InvalidArgument("there are ", values, " feature values; expected ", size, " samples of ", content.features);
   }
   return absl::OkStatus();
 }
 
-bool IsFinite(double x) { return std::isfinite(x); }
-
-absl::Status CheckFinite(const std::vector<double>& values, int64_t features) {
-  const auto bad = std::find_if_not(values.begin(), values.end(), IsFinite);
+// A sample has so many `features`; 0 says that these are targets.
+template <typename T>
+absl::Status CheckFinite(const std::vector<T>& values, int64_t features) {
+  if (std::is_same_v<T, float> && AllFinite(values.data(), values.size(), BestIsa())) return absl::OkStatus();
+  const auto bad = std::find_if_not(values.begin(), values.end(), [](T x) { return std::isfinite(x); });
   if (bad == values.end()) return absl::OkStatus();
-  const int64_t position = bad - values.begin();
-  return absl::InvalidArgumentError(absl::StrCat("sample ", position / features, " has feature ", position % features,
-                                                 " = ", *bad, "; expected a finite number"));
+  const int64_t at = bad - values.begin();
+  const std::string what = features == 0
+                               ? absl::StrCat("sample ", at, " has target ")
+                               : absl::StrCat("sample ", at / features, " has feature ", at % features, " = ");
+  return InvalidArgument(what, *bad, "; expected a finite number");
 }
 
 absl::Status CheckValues(const DatasetContent& content) {
   for (size_t i = 0; i < content.labels.size(); ++i) {
     if (content.labels[i] < 0 || content.labels[i] >= content.classes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("sample ", i, " has label ", content.labels[i], "; expected 0 to ", content.classes - 1));
+      return InvalidArgument("sample ", i, " has label ", content.labels[i], "; expected 0 to ", content.classes - 1);
     }
   }
   PS_RETURN_IF_ERROR(CheckFinite(content.doubles, content.features));
-  const auto bad_target = std::find_if_not(content.double_targets.begin(), content.double_targets.end(), IsFinite);
-  if (bad_target != content.double_targets.end()) {
-    return absl::InvalidArgumentError(absl::StrCat("sample ", bad_target - content.double_targets.begin(),
-                                                   " has target ", *bad_target, "; expected a finite number"));
-  }
-  const Isa isa = BestIsa();
-  if (!AllFinite(content.floats.data(), content.floats.size(), isa)) {
-    const auto bad =
-        std::find_if_not(content.floats.begin(), content.floats.end(), [](float x) { return std::isfinite(x); });
-    const int64_t position = bad - content.floats.begin();
-    return absl::InvalidArgumentError(absl::StrCat("sample ", position / content.features, " has feature ",
-                                                   position % content.features, " = ", *bad,
-                                                   "; expected a finite number"));
-  }
-  if (!AllFinite(content.targets.data(), content.targets.size(), isa)) {
-    const auto bad =
-        std::find_if_not(content.targets.begin(), content.targets.end(), [](float x) { return std::isfinite(x); });
-    return absl::InvalidArgumentError(
-        absl::StrCat("sample ", bad - content.targets.begin(), " has target ", *bad, "; expected a finite number"));
-  }
-  return absl::OkStatus();
+  PS_RETURN_IF_ERROR(CheckFinite(content.double_targets, 0));
+  PS_RETURN_IF_ERROR(CheckFinite(content.floats, content.features));
+  return CheckFinite(content.targets, 0);
 }
 
 template <typename T>
@@ -179,8 +158,6 @@ void Dataset::Gather(std::span<const int32_t> indices, float* features, int32_t*
 void Dataset::GatherTargets(std::span<const int32_t> indices, float* targets) const {
   for (const int32_t index : indices) *targets++ = content_->targets[static_cast<size_t>(index)];
 }
-
-Dataset Dataset::Subset(std::span<const int32_t> indices) const { return Dataset(Select(*content_, indices)); }
 
 std::string ToString(const Dataset& dataset) {
   std::string text = absl::StrCat(dataset.size(), " samples of ", dataset.features(),

@@ -93,9 +93,6 @@ class Dataset {
   // The content's fingerprint, which is computed each time.
   uint64_t Fingerprint() const { return ps::Fingerprint(*content_); }
 
-  // A new dataset of the samples `indices`, each in [0, size()), in that order; repeats are allowed.
-  Dataset Subset(std::span<const int32_t> indices) const;
-
  private:
   explicit Dataset(DatasetContent content);
 
@@ -109,7 +106,7 @@ struct DataNote {
 };
 using DataNotes = std::vector<DataNote>;
 
-// The samples `indices` of `content`, in that order.
+// The samples `indices` of `content`, each in [0, size()), in that order; repeats are allowed.
 DatasetContent Select(const DatasetContent& content, std::span<const int32_t> indices);
 
 // "60000 samples of 784 bytes, 10 classes", for messages.

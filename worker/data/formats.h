@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "worker/data/dataset.h"
@@ -107,16 +106,8 @@ RawSplits MakeSynthetic(const SyntheticOptions& options, uint64_t seed);
 
 // Samples of a known function, for regression: one feature x, and the target f(x). Functions: sqrt_sin,
 // y = sqrt(x)·sin(3.14·x/5), x uniform in [0, 20). Options with their defaults: samples=80000, test=0 (no test set).
-struct FunctionOptions {
-  double (*function)(double x) = nullptr;
-  double low = 0;
-  double high = 0;
-  int64_t samples = 0;
-  int64_t test = 0;
-};
 // INVALID_ARGUMENT names the function that is unknown, or the option whose value is out of range; RESOURCE_EXHAUSTED as
 // above.
-absl::StatusOr<FunctionOptions> ParseFunction(const DatasetSpec& spec, int64_t bytes_max);
-RawSplits MakeFunction(const FunctionOptions& options, uint64_t seed);
+absl::StatusOr<RawSplits> MakeFunction(const DatasetSpec& spec, uint64_t seed, int64_t bytes_max);
 
 }  // namespace ps

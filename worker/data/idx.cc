@@ -82,11 +82,9 @@ absl::StatusOr<int64_t> DeclaredBytes(const InputFile& file, const IdxArray& arr
   const std::string shape = absl::StrJoin(array.shape, " x ");
   int64_t bytes = array.width();
   for (const int64_t dimension : array.shape) {
-    if (dimension == 0) {
-      return absl::InvalidArgumentError(absl::StrCat(file.path(), ": is empty: declares ", shape, " elements"));
-    }
+    if (dimension == 0) return InvalidArgument(file.path(), ": is empty: declares ", shape, " elements");
     if (dimension > kSamplesMax || bytes > INT64_MAX / dimension) {
-      return absl::InvalidArgumentError(absl::StrCat(file.path(), ": declares ", shape, " elements; too many"));
+      return InvalidArgument(file.path(), ": declares ", shape, " elements; too many");
     }
     bytes *= dimension;
   }
@@ -95,10 +93,7 @@ absl::StatusOr<int64_t> DeclaredBytes(const InputFile& file, const IdxArray& arr
     return absl::DataLossError(absl::StrCat(file.path(), ": is truncated: declares ", shape, " elements, ", bytes,
                                             " bytes; the file cannot hold more than ", file.bytes_max() - header));
   }
-  if (bytes > bytes_max) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(file.path(), ": holds ", bytes, " bytes; the limit is ", bytes_max));
-  }
+  if (bytes > bytes_max) return ResourceExhausted(file.path(), ": holds ", bytes, " bytes; the limit is ", bytes_max);
   return bytes;
 }
 
@@ -118,16 +113,14 @@ absl::Status ReadElements(InputFile& file, int64_t bytes, IdxArray& array) {
   uint8_t extra;
   PS_ASSIGN_OR_RETURN(size_t count, file.Read({&extra, 1}));
   if (count == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(file.path(), ": has bytes after the ", header + bytes, " that its header declares"));
+  return InvalidArgument(file.path(), ": has bytes after the ", header + bytes, " that its header declares");
 }
 
 absl::StatusOr<IdxArray> ReadIdx(const std::string& path, const Role& role, int64_t bytes_max) {
   PS_ASSIGN_OR_RETURN(InputFile file, InputFile::Open(path));
-  absl::StatusOr<IdxArray> array = ReadHeader(file, role);
-  if (!array.ok()) return array.status();
-  PS_ASSIGN_OR_RETURN(int64_t bytes, DeclaredBytes(file, *array, bytes_max));
-  PS_RETURN_IF_ERROR(ReadElements(file, bytes, *array));
+  PS_ASSIGN_OR_RETURN(IdxArray array, ReadHeader(file, role));
+  PS_ASSIGN_OR_RETURN(int64_t bytes, DeclaredBytes(file, array, bytes_max));
+  PS_RETURN_IF_ERROR(ReadElements(file, bytes, array));
   return array;
 }
 
@@ -143,8 +136,8 @@ absl::Status TakeImages(const std::string& path, IdxArray images, DatasetContent
   content.features = 1;
   for (size_t i = 1; i < images.shape.size(); ++i) {
     if (images.shape[i] > kFeaturesMax / content.features) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": declares ", absl::StrJoin(images.shape, " x "),
-                                                     " elements; a sample may have ", kFeaturesMax, " features"));
+      return InvalidArgument(path, ": declares ", absl::StrJoin(images.shape, " x "), " elements; a sample may have ",
+                             kFeaturesMax, " features");
     }
     content.features *= images.shape[i];
   }
@@ -163,8 +156,8 @@ absl::Status TakeImages(const std::string& path, IdxArray images, DatasetContent
 absl::Status CheckLabels(const std::string& path, const DatasetContent& content) {
   for (size_t i = 0; i < content.labels.size(); ++i) {
     if (content.labels[i] < 0 || content.labels[i] >= content.classes) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": label ", content.labels[i], " of sample ", i,
-                                                     " is out of range; expected 0 to ", content.classes - 1));
+      return InvalidArgument(path, ": label ", content.labels[i], " of sample ", i, " is out of range; expected 0 to ",
+                             content.classes - 1);
     }
   }
   return absl::OkStatus();
@@ -176,8 +169,8 @@ absl::StatusOr<DatasetContent> LoadPair(const std::string& images_path, const st
   PS_ASSIGN_OR_RETURN(IdxArray labels, ReadIdx(labels_path, kLabels, bytes_max));
   PS_ASSIGN_OR_RETURN(IdxArray images, ReadIdx(images_path, kImages, bytes_max));
   if (images.shape[0] != labels.shape[0]) {
-    return absl::InvalidArgumentError(absl::StrCat(images_path, " holds ", images.shape[0], " images but ", labels_path,
-                                                   " holds ", labels.shape[0], " labels; expected as many"));
+    return InvalidArgument(images_path, " holds ", images.shape[0], " images but ", labels_path, " holds ",
+                           labels.shape[0], " labels; expected as many");
   }
   DatasetContent content;
   if (labels.type == kUint8) {
@@ -195,19 +188,16 @@ absl::StatusOr<DatasetContent> LoadPair(const std::string& images_path, const st
 }  // namespace
 
 absl::StatusOr<RawSplits> LoadIdx(const IdxPaths& paths, int32_t classes, int64_t bytes_max) {
-  PS_ASSIGN_OR_RETURN(DatasetContent train, LoadPair(paths.images, paths.labels, classes, bytes_max));
   RawSplits splits;
-  splits.train = std::move(train);
+  PS_ASSIGN_OR_RETURN(splits.train, LoadPair(paths.images, paths.labels, classes, bytes_max));
   if (paths.test_images.empty()) return splits;
-  PS_ASSIGN_OR_RETURN(DatasetContent test,
-                      LoadPair(paths.test_images, paths.test_labels, splits.train.classes, bytes_max));
+  PS_ASSIGN_OR_RETURN(splits.test, LoadPair(paths.test_images, paths.test_labels, splits.train.classes, bytes_max));
+  const DatasetContent& test = *splits.test;
   if (test.features != splits.train.features || test.rows != splits.train.rows ||
       test.floats.empty() != splits.train.floats.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(paths.test_images,
-                                                   " holds images of a shape or type different from ", paths.images,
-                                                   ": ", test.features, " features against ", splits.train.features));
+    return InvalidArgument(paths.test_images, " holds images of a shape or type different from ", paths.images, ": ",
+                           test.features, " features against ", splits.train.features);
   }
-  splits.test = std::move(test);
   return splits;
 }
 

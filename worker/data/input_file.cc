@@ -30,11 +30,7 @@ struct KnownFormat {
 
 constexpr KnownFormat kNotRead[] = {
     {"BZh", "bzip2", "decompress it, or use gzip"},
-    {{"\xFD"
-      "7zXZ\0",
-      6},
-     "xz",
-     "decompress it, or use gzip"},
+    {{"\xFD\x37zXZ\0", 6}, "xz", "decompress it, or use gzip"},
     {"\x28\xB5\x2F\xFD", "zstd", "decompress it, or use gzip"},
     {"PK\x03\x04", "zip (or a spreadsheet)", "unpack it, or save it as CSV"},
     {"\x93NUMPY", "npy (NumPy)", "save it as CSV"},
@@ -49,7 +45,7 @@ bool IsGzip(std::string_view start) { return start.starts_with("\x1F\x8B"); }
 absl::Status CheckFormat(const std::string& path, std::string_view start) {
   for (const KnownFormat& format : kNotRead) {
     if (!start.starts_with(format.start)) continue;
-    return absl::InvalidArgumentError(absl::StrCat(path, ": is ", format.name, ", which is not read; ", format.advice));
+    return InvalidArgument(path, ": is ", format.name, ", which is not read; ", format.advice);
   }
   return absl::OkStatus();
 }
@@ -57,6 +53,8 @@ absl::Status CheckFormat(const std::string& path, std::string_view start) {
 }  // namespace
 
 struct InputFile::Inflater {
+  ~Inflater() { inflateEnd(&stream); }
+
   z_stream stream = {};
   bool in_member = true;
   bool ended = false;      // The file has no more input.
@@ -66,28 +64,20 @@ struct InputFile::Inflater {
   int64_t position() const { return bytes_read - static_cast<int64_t>(stream.avail_in); }
 };
 
-void InputFile::InflaterDeleter::operator()(Inflater* inflater) const {
-  inflateEnd(&inflater->stream);
-  delete inflater;
-}
-
 InputFile::InputFile(std::string path, std::FILE* file, int64_t size)
     : path_(std::move(path)), file_(file), bytes_max_(size) {}
 
 absl::StatusOr<InputFile> InputFile::Open(const std::string& path) {
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
-  if (!std::filesystem::exists(status)) return absl::NotFoundError(absl::StrCat(path, ": no such file"));
-  if (!std::filesystem::is_regular_file(status)) {
-    return absl::FailedPreconditionError(absl::StrCat(path, ": is not a regular file"));
-  }
+  if (!std::filesystem::exists(status)) return NotFound(path, ": no such file");
+  if (!std::filesystem::is_regular_file(status)) return FailedPrecondition(path, ": is not a regular file");
   const uintmax_t size = std::filesystem::file_size(path, error);
-  if (error) return absl::FailedPreconditionError(absl::StrCat(path, ": ", error.message()));
+  if (error) return FailedPrecondition(path, ": ", error.message());
   errno = 0;
   std::FILE* opened = std::fopen(path.c_str(), "rbe");
   if (opened == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(path, ": cannot be opened: ", std::generic_category().message(errno)));
+    return FailedPrecondition(path, ": cannot be opened: ", std::generic_category().message(errno));
   }
   InputFile file(path, opened, static_cast<int64_t>(size));
   std::array<uint8_t, 8> bytes = {};
@@ -96,10 +86,10 @@ absl::StatusOr<InputFile> InputFile::Open(const std::string& path) {
   const std::string_view start(reinterpret_cast<const char*>(bytes.data()), count);
   PS_RETURN_IF_ERROR(CheckFormat(path, start));
   if (!IsGzip(start)) return file;
-  file.inflater_.reset(new Inflater);
+  file.inflater_ = std::make_shared<Inflater>();
   // 15 bits of window; 16 says that a gzip header is expected.
   if (inflateInit2(&file.inflater_->stream, 15 + 16) != Z_OK) {
-    return absl::ResourceExhaustedError(absl::StrCat(path, ": no memory to decompress it"));
+    return ResourceExhausted(path, ": no memory to decompress it");
   }
   if (file.bytes_max_ <= INT64_MAX / kDeflateRatioMax) file.bytes_max_ *= kDeflateRatioMax;
   return file;
@@ -170,7 +160,7 @@ absl::StatusOr<size_t> InputFile::ReadGzip(std::span<uint8_t> out) {
     if (code == Z_STREAM_END) {
       inflater.in_member = false;
     } else if (code == Z_MEM_ERROR) {
-      return absl::ResourceExhaustedError(absl::StrCat(path_, ": no memory to decompress it"));
+      return ResourceExhausted(path_, ": no memory to decompress it");
     } else if (code != Z_OK && code != Z_BUF_ERROR) {
       return Corrupt(stream.msg == nullptr ? "unknown reason" : stream.msg);
     }
@@ -185,7 +175,7 @@ absl::StatusOr<size_t> InputFile::Read(std::span<uint8_t> out) {
 LineReader::LineReader(InputFile file) : file_(std::move(file)), buffer_(kFirstBufferBytes) {}
 
 absl::Status LineReader::Error(const std::string& message) const {
-  return absl::InvalidArgumentError(absl::StrCat(path(), ": line ", line_number_, ": ", message));
+  return InvalidArgument(path(), ": line ", line_number_, ": ", message);
 }
 
 absl::Status LineReader::Fill() {

@@ -39,9 +39,6 @@ class InputFile {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
   struct Inflater;  // A stream, and where in the file its input stands.
-  struct InflaterDeleter {
-    void operator()(Inflater* inflater) const;
-  };
 
   InputFile(std::string path, std::FILE* file, int64_t size);
 
@@ -56,7 +53,7 @@ class InputFile {
 
   std::string path_;
   std::unique_ptr<std::FILE, Closer> file_;
-  std::unique_ptr<Inflater, InflaterDeleter> inflater_;  // Null: the file is plain.
+  std::shared_ptr<Inflater> inflater_;  // Null: the file is plain.
   int64_t bytes_max_;
 };
 

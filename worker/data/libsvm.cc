@@ -108,21 +108,18 @@ absl::StatusOr<SparseTable> ReadLibsvm(const std::string& path, const LibsvmOpti
     if (Trimmed(line).empty()) continue;
     PS_RETURN_IF_ERROR(AddLine(reader, options, line, sparse));
     if (sparse.bytes() > options.bytes_max) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(path, ": its samples take more than the limit of ", options.bytes_max, " bytes"));
+      return ResourceExhausted(path, ": its samples take more than the limit of ", options.bytes_max, " bytes");
     }
   }
-  if (sparse.ends.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": is empty; expected lines of LABEL INDEX:VALUE ..."));
-  }
+  if (sparse.ends.empty()) return InvalidArgument(path, ": is empty; expected lines of LABEL INDEX:VALUE ...");
   return sparse;
 }
 
 absl::StatusOr<Table> Densify(SparseTable sparse, int64_t first, int64_t features, int64_t bytes_max) {
   const auto size = static_cast<int64_t>(sparse.ends.size());
   if (features * static_cast<int64_t>(sizeof(double)) > bytes_max / size) {
-    return absl::ResourceExhaustedError(absl::StrCat(sparse.table.path, ": ", size, " dense samples of ", features,
-                                                     " features take more than the limit of ", bytes_max, " bytes"));
+    return ResourceExhausted(sparse.table.path, ": ", size, " dense samples of ", features,
+                             " features take more than the limit of ", bytes_max, " bytes");
   }
   Table table = std::move(sparse.table);
   table.features = features;
@@ -143,9 +140,9 @@ absl::StatusOr<int64_t> CountFeatures(const SparseTable& table, int64_t first, c
   const int64_t count = table.largest + 1 - first;
   const int64_t most = options.features > 0 ? options.features : kFeaturesMax;
   if (count <= most) return options.features > 0 ? options.features : count;
-  return absl::InvalidArgumentError(absl::StrCat(table.table.path, ": line ", table.largest_line, ": index ",
-                                                 table.largest, " found; expected ", first, " to ", most - 1 + first,
-                                                 ", as an index 0 makes all count from 0 (zero_based=auto)"));
+  return InvalidArgument(table.table.path, ": line ", table.largest_line, ": index ", table.largest,
+                         " found; expected ", first, " to ", most - 1 + first,
+                         ", as an index 0 makes all count from 0 (zero_based=auto)");
 }
 
 // Smallest and largest, for the log.
@@ -174,8 +171,7 @@ absl::StatusOr<RawSplits> LoadLibsvm(const std::string& path, const std::string&
     features = std::max(features, count);
     NoteIndices(table, first, notes);
   }
-  if (features == 0)
-    return absl::InvalidArgumentError(absl::StrCat(path, ": contains no features; expected INDEX:VALUE"));
+  if (features == 0) return InvalidArgument(path, ": contains no features; expected INDEX:VALUE");
   std::vector<Table> dense;
   for (SparseTable& one : sparse) {
     PS_ASSIGN_OR_RETURN(Table table, Densify(std::move(one), first, features, options.bytes_max));
@@ -183,12 +179,11 @@ absl::StatusOr<RawSplits> LoadLibsvm(const std::string& path, const std::string&
   }
   std::optional<Table> test;
   if (dense.size() > 1) test = std::move(dense[1]);
-  absl::StatusOr<RawSplits> splits =
-      ToSplits(std::move(dense[0]), std::move(test), options.task, options.mapping, options.any_test_label);
-  if (!splits.ok()) return splits.status();
-  splits->train.first_index = static_cast<int32_t>(first);
-  if (splits->test.has_value()) splits->test->first_index = static_cast<int32_t>(first);
-  splits->notes.insert(splits->notes.begin(), notes.begin(), notes.end());
+  PS_ASSIGN_OR_RETURN(RawSplits splits, ToSplits(std::move(dense[0]), std::move(test), options.task, options.mapping,
+                                                 options.any_test_label));
+  splits.train.first_index = static_cast<int32_t>(first);
+  if (splits.test.has_value()) splits.test->first_index = static_cast<int32_t>(first);
+  splits.notes.insert(splits.notes.begin(), notes.begin(), notes.end());
   return splits;
 }
 

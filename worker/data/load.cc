@@ -48,27 +48,23 @@ absl::StatusOr<RawSplits> LoadMnist(const DatasetOptions& options, const std::st
       root.empty() ? std::vector<std::string>{Join("/usr/share/datasets", name)}
                    : std::vector<std::string>{Join(root, name), Join(root, torchvision), root};
   for (const std::string& folder : folders) {
-    IdxPaths paths = {.images = FindMnistFile(folder, "train-images", "idx3-ubyte"),
-                      .labels = FindMnistFile(folder, "train-labels", "idx1-ubyte"),
-                      .test_images = FindMnistFile(folder, "t10k-images", "idx3-ubyte"),
-                      .test_labels = FindMnistFile(folder, "t10k-labels", "idx1-ubyte")};
-    const std::vector<std::pair<const char*, bool>> files = {{"train-images-idx3-ubyte", !paths.images.empty()},
-                                                             {"train-labels-idx1-ubyte", !paths.labels.empty()},
-                                                             {"t10k-images-idx3-ubyte", !paths.test_images.empty()},
-                                                             {"t10k-labels-idx1-ubyte", !paths.test_labels.empty()}};
     std::vector<std::string> missing;
-    for (const auto& [file, found] : files) {
-      if (!found) missing.emplace_back(absl::StrCat(file, "[.gz]"));
-    }
+    const auto find = [&](const std::string& stem, const std::string& suffix) {
+      std::string path = FindMnistFile(folder, stem, suffix);
+      if (path.empty()) missing.push_back(absl::StrCat(stem, "-", suffix, "[.gz]"));
+      return path;
+    };
+    const IdxPaths paths = {.images = find("train-images", "idx3-ubyte"),
+                            .labels = find("train-labels", "idx1-ubyte"),
+                            .test_images = find("t10k-images", "idx3-ubyte"),
+                            .test_labels = find("t10k-labels", "idx1-ubyte")};
     if (missing.empty()) return LoadIdx(paths, kMnistClasses, options.bytes_max);
-    if (missing.size() < files.size()) {
-      return absl::NotFoundError(
-          absl::StrCat("dataset \"", name, "\": no ", absl::StrJoin(missing, ", "), " in ", folder));
+    if (missing.size() < 4) {
+      return NotFound("dataset \"", name, "\": no ", absl::StrJoin(missing, ", "), " in ", folder);
     }
   }
-  return absl::NotFoundError(absl::StrCat("dataset \"", name, "\": no train-images-idx3-ubyte[.gz] in ",
-                                          absl::StrJoin(folders, ", "),
-                                          root.empty() ? "; data_dir says where else to look" : ""));
+  return NotFound("dataset \"", name, "\": no train-images-idx3-ubyte[.gz] in ", absl::StrJoin(folders, ", "),
+                  root.empty() ? "; data_dir says where else to look" : "");
 }
 
 // The spec's paths, each as it is or in data_dir.
@@ -83,8 +79,7 @@ absl::StatusOr<std::vector<std::string>> FindPaths(const DatasetSpec& spec, cons
     } else if (relative && std::filesystem::exists(inside, error)) {
       paths.push_back(inside);
     } else {
-      return absl::NotFoundError(
-          absl::StrCat("dataset \"", spec.text, "\": no file ", path, relative ? absl::StrCat(" or ", inside) : ""));
+      return NotFound("dataset \"", spec.text, "\": no file ", path, relative ? absl::StrCat(" or ", inside) : "");
     }
   }
   paths.resize(4);
@@ -120,8 +115,8 @@ absl::Status TakeBaseOf(const TrainedWith& model, LibsvmOptions& options) {
   if (!model.first_index.has_value()) return absl::OkStatus();
   const IndexBase base = *model.first_index == 0 ? IndexBase::kZero : IndexBase::kOne;
   if (options.base != IndexBase::kAuto && options.base != base) {
-    return absl::InvalidArgumentError(absl::StrCat("the model was trained on indices counted from ", *model.first_index,
-                                                   ", and its file says so; leave zero_based out"));
+    return InvalidArgument("the model was trained on indices counted from ", *model.first_index,
+                           ", and its file says so; leave zero_based out");
   }
   options.base = base;
   options.base_of_model = true;
@@ -133,14 +128,10 @@ absl::StatusOr<RawSplits> LoadRaw(const DatasetSpec& spec, const DatasetOptions&
     PS_ASSIGN_OR_RETURN(const SyntheticOptions synthetic, ParseSynthetic(spec, options.bytes_max));
     return MakeSynthetic(synthetic, options.seed);
   }
-  if (spec.format == "function") {
-    PS_ASSIGN_OR_RETURN(const FunctionOptions function, ParseFunction(spec, options.bytes_max));
-    return MakeFunction(function, options.seed);
-  }
+  if (spec.format == "function") return MakeFunction(spec, options.seed, options.bytes_max);
   if (spec.format == "mnist" || spec.format == "fashion-mnist") return LoadMnist(options, spec.format);
   PS_ASSIGN_OR_RETURN(TableOptions table, ParseTableOptions(spec));
-  PS_ASSIGN_OR_RETURN(std::vector<std::string> paths, FindPaths(spec, options.data_dir));
-  const std::vector<std::string>& path = paths;
+  PS_ASSIGN_OR_RETURN(const std::vector<std::string> path, FindPaths(spec, options.data_dir));
   if (spec.format == "csv") {
     table.csv.unlabelled_test = options.unlabelled_test;
     table.csv.bytes_max = options.bytes_max;
@@ -194,14 +185,14 @@ absl::Status ValidateDatasetOptions(const DatasetOptions& options) {
                                                : ParseTableOptions(*spec).status());
   }
   if (spec.ok() && options.own && (spec->format == "synthetic" || spec->format == "function")) {
-    problems.Check(false, absl::StrCat("--data=own: --dataset=", options.dataset,
-                                       " is made from --seed, and so the same on all workers; expected one of files"));
+    problems.Check(false, "--data=own: --dataset=", options.dataset,
+                   " is made from --seed, and so the same on all workers; expected one of files");
   }
   problems.Check(options.validation_split >= 0 && options.validation_split < 1,
-                 absl::StrCat("--validation_split=", options.validation_split, ": expected 0 or more, below 1"));
-  problems.Check(options.crop >= 0, absl::StrCat("--crop=", options.crop, ": expected 0 (none) or more"));
-  problems.Check(options.samples_per_class >= 0,
-                 absl::StrCat("--samples_per_class=", options.samples_per_class, ": expected 0 (all) or more"));
+                 "--validation_split=", options.validation_split, ": expected 0 or more, below 1");
+  problems.Check(options.crop >= 0, "--crop=", options.crop, ": expected 0 (none) or more");
+  problems.Check(options.samples_per_class >= 0, "--samples_per_class=", options.samples_per_class,
+                 ": expected 0 (all) or more");
   return problems.ToStatus();
 }
 
@@ -229,8 +220,7 @@ absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options, const Trai
     const absl::Status fits = CheckScalingFits(*model.scaling, train.features, train.classes > 0);
     if (!fits.ok()) {
       const auto inputs = static_cast<int64_t>(model.scaling->features.offset.size());
-      return absl::InvalidArgumentError(
-          absl::StrCat(context, ": ", fits.message(), FeaturesHint(options.dataset, train.features, inputs)));
+      return InvalidArgument(context, ": ", fits.message(), FeaturesHint(options.dataset, train.features, inputs));
     }
   }
   PS_ASSIGN_OR_RETURN(Scaling scaling,

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "ps/data_summary.h"
 #include "worker/data/dataset.h"
 #include "worker/data/normalize.h"
 #include "worker/data/trained_with.h"
@@ -105,5 +106,12 @@ std::string FeaturesHint(const std::string& dataset, int64_t features, int64_t i
 absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options, const TrainedWith& model = {});
 // The same, but not normalised.
 absl::StatusOr<UnscaledSplits> LoadUnscaled(const DatasetOptions& options);
+
+// For --data=own: the summary of the training samples. INVALID_ARGUMENT, naming --normalize, if it would need
+// statistics of more than kToldColumnsMax features.
+absl::StatusOr<DataSummary> Summarise(const UnscaledSplits& splits);
+// This worker's samples, with as many classes as there are together, scaled by the statistics of all training samples.
+// INVALID_ARGUMENT also if `of_all` is of other samples than these.
+absl::StatusOr<DataSplits> ScaleOwn(UnscaledSplits splits, const DataSummary& of_all, const DatasetOptions& options);
 
 }  // namespace ps

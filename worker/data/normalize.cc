@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "common/text.h"
 
 namespace ps {
 namespace {
@@ -103,10 +103,9 @@ absl::Status ScaleColumns(const std::vector<T>& values, const ColumnScaling& col
     for (size_t k = 0; k < width; ++k) {
       const auto x = static_cast<float>((Value(values[row + k]) - columns.offset[k]) / columns.scale[k]);
       if (!std::isfinite(x)) {
-        return absl::InvalidArgumentError(absl::StrCat("sample ", row / width, " has ", what, " ", k, " = ",
-                                                       Value(values[row + k]),
-                                                       ", too far from the training samples to be normalised (offset ",
-                                                       columns.offset[k], ", scale ", columns.scale[k], ")"));
+        return InvalidArgument("sample ", row / width, " has ", what, " ", k, " = ", Value(values[row + k]),
+                               ", too far from the training samples to be normalised (offset ", columns.offset[k],
+                               ", scale ", columns.scale[k], ")");
       }
       scaled[row + k] = x;
     }
@@ -133,14 +132,9 @@ void AddMerged(const std::vector<double>& values, size_t width, size_t k, const 
                                         " become equal to others as float32; --normalize=standard keeps them apart")});
 }
 
-std::string Shortest(double value) {
-  std::array<char, 32> text;
-  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
-}
-
 std::string JsonArray(const std::vector<double>& values) {
   std::string text = "[";
-  for (const double value : values) absl::StrAppend(&text, text.size() > 1 ? "," : "", Shortest(value));
+  for (const double value : values) absl::StrAppend(&text, text.size() > 1 ? "," : "", ExactText(value));
   return text + "]";
 }
 
@@ -150,7 +144,7 @@ absl::StatusOr<Normalize> ParseNormalize(const std::string& text) {
   for (const auto& [name, kind] : kNames) {
     if (text == name) return kind;
   }
-  return absl::InvalidArgumentError(absl::StrCat("--normalize=", text, ": expected auto, none, minmax or standard"));
+  return InvalidArgument("--normalize=", text, ": expected auto, none, minmax or standard");
 }
 
 std::string ToString(Normalize kind) {
@@ -166,8 +160,8 @@ std::map<std::string, std::string> Scaling::Metadata() const {
   metadata["feature_offset"] = JsonArray(features.offset);
   metadata["feature_scale"] = JsonArray(features.scale);
   if (targets.offset.empty()) return metadata;
-  metadata["target_offset"] = Shortest(targets.offset[0]);
-  metadata["target_scale"] = Shortest(targets.scale[0]);
+  metadata["target_offset"] = ExactText(targets.offset[0]);
+  metadata["target_scale"] = ExactText(targets.scale[0]);
   return metadata;
 }
 
@@ -175,9 +169,8 @@ absl::StatusOr<Statistics> FindStatistics(const DatasetContent& train, Normalize
   Statistics found;
   if (kind == Normalize::kNone) return found;
   if (train.features > features_max) {
-    return absl::InvalidArgumentError(absl::StrCat("--normalize=", ToString(kind), ": the samples have ",
-                                                   train.features, " features; at most ", features_max,
-                                                   " can be normalised; --normalize=none leaves them unscaled"));
+    return InvalidArgument("--normalize=", ToString(kind), ": the samples have ", train.features, " features; at most ",
+                           features_max, " can be normalised; --normalize=none leaves them unscaled");
   }
   const auto width = static_cast<size_t>(train.features);
   found.features = !train.doubles.empty()  ? FindColumns(train.doubles, width, kind)
@@ -213,9 +206,9 @@ DataNotes FindMerged(const DatasetContent& train) {
 absl::Status ApplyScaling(const Scaling& scaling, int64_t bytes_max, DatasetContent& content) {
   const auto bytes = static_cast<int64_t>(content.bytes.size());
   if (bytes > bytes_max / static_cast<int64_t>(sizeof(float))) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("--normalize=", ToString(scaling.kind), ": ", content.size(), " samples of ", content.features,
-                     " bytes become floats, which take more than the limit of ", bytes_max, " bytes"));
+    return ResourceExhausted("--normalize=", ToString(scaling.kind), ": ", content.size(), " samples of ",
+                             content.features, " bytes become floats, which take more than the limit of ", bytes_max,
+                             " bytes");
   }
   if (!content.doubles.empty()) {
     content.floats.resize(content.doubles.size());

@@ -1,27 +1,15 @@
-#include "worker/data/own_data.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "worker/data/prepare.h"
-#include "worker/data/trained_with.h"
 
 namespace ps {
 namespace {
-
-// None of a regression.
-std::vector<int64_t> LabelsOf(const DatasetContent& content) {
-  std::vector<int64_t> labels(static_cast<size_t>(content.classes));
-  std::iota(labels.begin(), labels.end(), 0);
-  if (!content.class_labels.empty()) labels.assign(content.class_labels.begin(), content.class_labels.end());
-  return labels;
-}
 
 // Zeros for features that it does not have, and classes by the labels of all.
 absl::Status FitSparse(const DataSummary& of_all, const TrainedWith& classes, DatasetContent& content) {
@@ -47,9 +35,8 @@ absl::Status FitSparse(const DataSummary& of_all, int64_t bytes_max, UnscaledSpl
       splits.train.size() + splits.validation.size() + (splits.test.has_value() ? splits.test->size() : 0);
   if (static_cast<int64_t>(of_all.features) > kFeaturesMax ||
       static_cast<int64_t>(of_all.features * sizeof(double)) > bytes_max / std::max<int64_t>(samples, 1)) {
-    return absl::ResourceExhaustedError(absl::StrCat(samples, " dense samples of ", of_all.features,
-                                                     " features, as other workers have, take more than the limit of ",
-                                                     bytes_max, " bytes"));
+    return ResourceExhausted(samples, " dense samples of ", of_all.features,
+                             " features, as other workers have, take more than the limit of ", bytes_max, " bytes");
   }
   TrainedWith classes;
   classes.class_labels.assign(of_all.labels.begin(), of_all.labels.end());
@@ -64,12 +51,14 @@ absl::StatusOr<DataSummary> Summarise(const UnscaledSplits& splits) {
   const DatasetContent& train = splits.train;
   PS_ASSIGN_OR_RETURN(Statistics statistics,
                       Annotate(FindStatistics(train, splits.normalize, kToldColumnsMax), "--data=own"));
+  std::vector<double> labels;
+  if (splits.sparse) labels = ClassLabels(train.classes, train.class_labels);
   return DataSummary{.samples = static_cast<uint64_t>(train.size()),
                      .features = static_cast<uint64_t>(train.features),
                      .classes = static_cast<uint32_t>(train.classes),
                      .feature_stats = std::move(statistics.features),
                      .target_stats = std::move(statistics.targets),
-                     .labels = splits.sparse ? LabelsOf(train) : std::vector<int64_t>(),
+                     .labels = {labels.begin(), labels.end()},
                      .sparse = splits.sparse,
                      .first_index = train.first_index};
 }
@@ -86,9 +75,8 @@ absl::StatusOr<DataSplits> ScaleOwn(UnscaledSplits splits, const DataSummary& of
   if (of_all.features != features || (of_all.classes == 0) != (classes == 0) || of_all.classes < classes ||
       of_all.classes > static_cast<uint32_t>(kClassesMax) || of_all.feature_stats.low.size() != columns ||
       of_all.target_stats.low.empty() != (columns == 0 || classes > 0)) {
-    return absl::InvalidArgumentError(absl::StrCat("--data=own: all workers' data are told to have ", of_all.features,
-                                                   " features and ", of_all.classes, " classes; this worker's have ",
-                                                   features, " and ", classes));
+    return InvalidArgument("--data=own: all workers' data are told to have ", of_all.features, " features and ",
+                           of_all.classes, " classes; this worker's have ", features, " and ", classes);
   }
   const auto all_classes = static_cast<int32_t>(of_all.classes);
   splits.train.classes = splits.validation.classes = all_classes;

@@ -6,7 +6,6 @@
 #include <numeric>
 #include <span>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -72,26 +71,6 @@ std::string Identity(const RawSplits& raw) {
                       raw.test.has_value() ? describe(*raw.test, "test samples") : "no test samples");
 }
 
-absl::Status CropSplits(RawSplits& raw, int crop) {
-  PS_ASSIGN_OR_RETURN(raw.train, Crop(std::move(raw.train), crop));
-  if (!raw.test.has_value()) return absl::OkStatus();
-  PS_ASSIGN_OR_RETURN(raw.test, Crop(*std::move(raw.test), crop));
-  return absl::OkStatus();
-}
-
-// The indices of the training samples, before validation is split off.
-absl::StatusOr<std::vector<int32_t>> ChooseSamples(const DatasetContent& train, int samples_per_class) {
-  if (samples_per_class > 0) return FirstOfEachClass(train, samples_per_class);
-  std::vector<int32_t> all(static_cast<size_t>(train.size()));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
-}
-
-absl::Status MoveTo(Dataset& dataset, DatasetContent content) {
-  PS_ASSIGN_OR_RETURN(dataset, Dataset::Create(std::move(content)));
-  return absl::OkStatus();
-}
-
 absl::Status Scale(const Scaling& scaling, int64_t bytes_max, DatasetContent& content) {
   PS_RETURN_IF_ERROR(Check(content));
   return ApplyScaling(scaling, bytes_max, content);
@@ -100,22 +79,20 @@ absl::Status Scale(const Scaling& scaling, int64_t bytes_max, DatasetContent& co
 }  // namespace
 
 absl::StatusOr<DatasetContent> Crop(DatasetContent content, int crop) {
-  if (crop < 1) return absl::InvalidArgumentError(absl::StrCat("crop is ", crop, "; expected at least 1"));
+  if (crop < 1) return InvalidArgument("crop is ", crop, "; expected at least 1");
   if (content.rows == 0) {
     const auto side = static_cast<int64_t>(std::lround(std::sqrt(static_cast<double>(content.features))));
     if (side * side != content.features) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("crop=", crop, " needs square images; the samples have ", content.features, " features"));
+      return InvalidArgument("crop=", crop, " needs square images; the samples have ", content.features, " features");
     }
     content.rows = content.columns = side;
   }
   if (content.rows != content.columns) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("crop=", crop, " needs square images; these are ", content.rows, " x ", content.columns));
+    return InvalidArgument("crop=", crop, " needs square images; these are ", content.rows, " x ", content.columns);
   }
   if (crop > content.rows) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("crop=", crop, " is larger than the images, which are ", content.rows, " x ", content.columns));
+    return InvalidArgument("crop=", crop, " is larger than the images, which are ", content.rows, " x ",
+                           content.columns);
   }
   if (crop == content.rows) return content;
   content.bytes = CropRows(content.bytes, content.rows, crop);
@@ -127,12 +104,9 @@ absl::StatusOr<DatasetContent> Crop(DatasetContent content, int crop) {
 }
 
 absl::StatusOr<std::vector<int32_t>> FirstOfEachClass(const DatasetContent& content, int count) {
-  if (count < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("samples_per_class is ", count, "; expected at least 1"));
-  }
+  if (count < 1) return InvalidArgument("samples_per_class is ", count, "; expected at least 1");
   if (content.classes == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("samples_per_class=", count, " needs classes; the labels are regression targets"));
+    return InvalidArgument("samples_per_class=", count, " needs classes; the labels are regression targets");
   }
   std::vector<int32_t> all(content.labels.size());
   std::iota(all.begin(), all.end(), 0);
@@ -140,8 +114,8 @@ absl::StatusOr<std::vector<int32_t>> FirstOfEachClass(const DatasetContent& cont
   const auto groups = GroupByClass(content, all);
   for (size_t c = 0; c < groups.size(); ++c) {
     if (groups[c].size() < static_cast<size_t>(count)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("samples_per_class=", count, " is more than class ", c, " has: ", groups[c].size(), " samples"));
+      return InvalidArgument("samples_per_class=", count, " is more than class ", c, " has: ", groups[c].size(),
+                             " samples");
     }
     chosen.insert(chosen.end(), groups[c].begin(), groups[c].begin() + count);
   }
@@ -151,14 +125,14 @@ absl::StatusOr<std::vector<int32_t>> FirstOfEachClass(const DatasetContent& cont
 absl::StatusOr<ValidationSplit> SplitValidation(const DatasetContent& content, std::vector<int32_t> indices,
                                                 double fraction, uint64_t seed) {
   if (!(fraction >= 0 && fraction < 1)) {
-    return absl::InvalidArgumentError(absl::StrCat("validation_split is ", fraction, "; expected 0 to below 1"));
+    return InvalidArgument("validation_split is ", fraction, "; expected 0 to below 1");
   }
   if (fraction == 0) return ValidationSplit{.train = std::move(indices), .validation = {}};
   const auto size = static_cast<int64_t>(indices.size());
   const int64_t total = std::llround(fraction * static_cast<double>(size));
   if (total == 0 || total == size) {
-    return absl::InvalidArgumentError(absl::StrCat("validation_split=", fraction, " of ", size, " samples takes ",
-                                                   total, "; expected at least 1 and some left to train on"));
+    return InvalidArgument("validation_split=", fraction, " of ", size, " samples takes ", total,
+                           "; expected at least 1 and some left to train on");
   }
   auto groups = GroupByClass(content, indices);
   const std::vector<int64_t> quotas = Quotas(groups, fraction, total);
@@ -178,9 +152,16 @@ absl::StatusOr<UnscaledSplits> CutSplits(RawSplits raw, Normalize normalize, con
       .unlabelled_test = raw.unlabelled_test, .normalize = normalize, .notes = std::move(raw.notes)};
   if (!options.own) splits.identity = Identity(raw);
   if (options.crop > 0) {
-    PS_RETURN_IF_ERROR(CropSplits(raw, options.crop));
+    PS_ASSIGN_OR_RETURN(raw.train, Crop(std::move(raw.train), options.crop));
+    if (raw.test.has_value()) {
+      PS_ASSIGN_OR_RETURN(raw.test, Crop(*std::move(raw.test), options.crop));
+    }
   }
-  PS_ASSIGN_OR_RETURN(std::vector<int32_t> chosen, ChooseSamples(raw.train, options.samples_per_class));
+  std::vector<int32_t> chosen(static_cast<size_t>(raw.train.size()));
+  std::iota(chosen.begin(), chosen.end(), 0);
+  if (options.samples_per_class > 0) {
+    PS_ASSIGN_OR_RETURN(chosen, FirstOfEachClass(raw.train, options.samples_per_class));
+  }
   PS_ASSIGN_OR_RETURN(ValidationSplit split,
                       SplitValidation(raw.train, std::move(chosen), options.validation_split, options.seed));
   splits.validation = Select(raw.train, split.validation);
@@ -204,14 +185,14 @@ absl::StatusOr<DataSplits> ScaleSplits(UnscaledSplits splits, Scaling scaling, i
   }
   DataSplits made = {
       .scaling = std::move(scaling), .identity = std::move(splits.identity), .notes = std::move(splits.notes)};
-  PS_RETURN_IF_ERROR(MoveTo(made.train, std::move(splits.train)));
-  PS_RETURN_IF_ERROR(MoveTo(made.validation, std::move(splits.validation)));
+  PS_ASSIGN_OR_RETURN(made.train, Dataset::Create(std::move(splits.train)));
+  PS_ASSIGN_OR_RETURN(made.validation, Dataset::Create(std::move(splits.validation)));
   made.unlabelled_test = splits.unlabelled_test;
   made.test_is_train = !splits.test.has_value();
   if (made.test_is_train) {
     made.test = made.train;
   } else {
-    PS_RETURN_IF_ERROR(MoveTo(made.test, *std::move(splits.test)));
+    PS_ASSIGN_OR_RETURN(made.test, Dataset::Create(*std::move(splits.test)));
   }
   return made;
 }

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <span>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "common/simd.h"
+#include "common/status.h"
 #include "worker/data/dataset.h"
 
 namespace ps {
@@ -43,23 +42,18 @@ struct GatherBytesKernel {
 
 absl::StatusOr<Sampler> Sampler::Create(const SamplerOptions& options) {
   if (options.samples < 1 || options.samples > kSamplesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the training split has ", options.samples, " samples; expected 1 to ", kSamplesMax));
+    return InvalidArgument("the training split has ", options.samples, " samples; expected 1 to ", kSamplesMax);
   }
-  if (options.num_workers < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("num_workers is ", options.num_workers, "; expected at least 1"));
-  }
+  if (options.num_workers < 1) return InvalidArgument("num_workers is ", options.num_workers, "; expected at least 1");
   if (options.rank < 0 || options.rank >= options.num_workers) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank is ", options.rank, "; expected 0 to ", options.num_workers - 1));
+    return InvalidArgument("rank is ", options.rank, "; expected 0 to ", options.num_workers - 1);
   }
   if (options.batch_size < 0 || options.batch_size > kSamplesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("batch_size is ", options.batch_size, "; expected 0 (full) to ", kSamplesMax));
+    return InvalidArgument("batch_size is ", options.batch_size, "; expected 0 (full) to ", kSamplesMax);
   }
   if (options.largest != 0 && (options.largest < options.samples || options.largest > kSamplesMax)) {
-    return absl::InvalidArgumentError(absl::StrCat("the worker with the most samples has ", options.largest,
-                                                   "; expected ", options.samples, " to ", kSamplesMax));
+    return InvalidArgument("the worker with the most samples has ", options.largest, "; expected ", options.samples,
+                           " to ", kSamplesMax);
   }
   return Sampler(options);
 }

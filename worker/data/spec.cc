@@ -1,7 +1,6 @@
 #include "worker/data/spec.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
@@ -47,21 +46,19 @@ absl::Status AddItem(const Format& format, const std::string& item, DatasetSpec&
   const std::string key = item.substr(0, equals);
   if (equals != std::string::npos && std::find(format.keys.begin(), format.keys.end(), key) != format.keys.end()) {
     if (!spec.options.emplace(key, item.substr(equals + 1)).second) {
-      return absl::InvalidArgumentError(absl::StrCat("--dataset=", spec.text, ": ", key, " is given twice"));
+      return InvalidArgument("--dataset=", spec.text, ": ", key, " is given twice");
     }
     return absl::OkStatus();
   }
   if (item.empty() || format.path_counts == std::vector<size_t>{0}) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--dataset=", spec.text, ": found \"", item, "\"; expected ", format.usage));
+    return InvalidArgument("--dataset=", spec.text, ": found \"", item, "\"; expected ", format.usage);
   }
   spec.paths.push_back(item);
   return absl::OkStatus();
 }
 
 absl::Status OptionError(const DatasetSpec& spec, const std::string& key, const std::string& expected) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("--dataset=", spec.text, ": ", key, " is \"", spec.options.at(key), "\"; expected ", expected));
+  return InvalidArgument("--dataset=", spec.text, ": ", key, " is \"", spec.options.at(key), "\"; expected ", expected);
 }
 
 }  // namespace
@@ -76,18 +73,15 @@ absl::StatusOr<DatasetSpec> ParseDatasetSpec(const std::string& text) {
   if (format == formats.end()) {
     const std::string known =
         absl::StrJoin(formats, ", ", [](std::string* out, const Format& one) { out->append(one.usage); });
-    return absl::InvalidArgumentError(absl::StrCat("--dataset=", text, " is unknown; expected one of ", known));
+    return InvalidArgument("--dataset=", text, " is unknown; expected one of ", known);
   }
   if (spec.format.size() < text.size()) {
     const std::vector<std::string> items = absl::StrSplit(text.substr(spec.format.size() + 1), ',');
-    for (const std::string& item : items) {
-      PS_RETURN_IF_ERROR(AddItem(*format, item, spec));
-    }
+    for (const std::string& item : items) PS_RETURN_IF_ERROR(AddItem(*format, item, spec));
   }
   const auto& counts = format->path_counts;
   if (std::find(counts.begin(), counts.end(), spec.paths.size()) == counts.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--dataset=", text, " names ", spec.paths.size(), " files; expected ", format->usage));
+    return InvalidArgument("--dataset=", text, " names ", spec.paths.size(), " files; expected ", format->usage);
   }
   return spec;
 }

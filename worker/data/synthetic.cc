@@ -2,18 +2,12 @@
 #include <cmath>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "worker/data/formats.h"
 #include "worker/data/sampler.h"
 
 namespace ps {
 namespace {
-
-struct Shape {
-  int64_t features;
-  int64_t classes;
-};
 
 std::vector<uint8_t> RandomBytes(std::mt19937_64& random, size_t count) {
   std::vector<uint8_t> bytes(count);
@@ -32,7 +26,7 @@ int64_t SquaredDistance(const uint8_t* a, const uint8_t* b, int64_t features) {
 
 // The class centres [classes, features]. Random points lie far apart where there are many features; with few, each
 // centre is the candidate farthest from those before it.
-std::vector<uint8_t> MakeCentres(std::mt19937_64& random, const Shape& shape) {
+std::vector<uint8_t> MakeCentres(std::mt19937_64& random, const SyntheticOptions& shape) {
   constexpr int64_t kManyFeatures = 64;
   const int candidates = shape.features >= kManyFeatures || shape.classes > 1000 ? 1 : 32;
   std::vector<uint8_t> centres;
@@ -55,14 +49,14 @@ std::vector<uint8_t> MakeCentres(std::mt19937_64& random, const Shape& shape) {
   return centres;
 }
 
-DatasetContent MakeSamples(std::mt19937_64& random, const Shape& shape, const std::vector<uint8_t>& centres,
-                           int64_t samples, double noise) {
+DatasetContent MakeSamples(std::mt19937_64& random, const SyntheticOptions& shape, const std::vector<uint8_t>& centres,
+                           int64_t samples) {
   DatasetContent content;
   content.features = shape.features;
   content.classes = static_cast<int32_t>(shape.classes);
   content.bytes = RandomBytes(random, static_cast<size_t>(samples * shape.features));
   content.labels.resize(static_cast<size_t>(samples));
-  const auto noise_weight = static_cast<uint32_t>(std::lround(noise * 256));
+  const auto noise_weight = static_cast<uint32_t>(std::lround(shape.noise * 256));
   for (int64_t i = 0; i < samples; ++i) {
     const int64_t label = i % shape.classes;
     content.labels[static_cast<size_t>(i)] = static_cast<int32_t>(label);
@@ -85,20 +79,18 @@ absl::StatusOr<SyntheticOptions> ParseSynthetic(const DatasetSpec& spec, int64_t
   PS_ASSIGN_OR_RETURN(int64_t test, spec.Integer("test", classes, kSamplesMax, std::max(samples / 5, classes)));
   PS_ASSIGN_OR_RETURN(double noise, spec.Real("noise", 0, 1, 0.3));
   if (features > bytes_max / (samples + test + classes)) {
-    return absl::ResourceExhaustedError(absl::StrCat("--dataset=", spec.text, ": ", samples, " + ", test,
-                                                     " samples of ", features, " bytes take more than the limit of ",
-                                                     bytes_max, " bytes"));
+    return ResourceExhausted("--dataset=", spec.text, ": ", samples, " + ", test, " samples of ", features,
+                             " bytes take more than the limit of ", bytes_max, " bytes");
   }
   return SyntheticOptions{.features = features, .classes = classes, .samples = samples, .test = test, .noise = noise};
 }
 
 RawSplits MakeSynthetic(const SyntheticOptions& options, uint64_t seed) {
   std::mt19937_64 random = MakeRandom(seed, kSyntheticStream);
-  const Shape shape = {.features = options.features, .classes = options.classes};
-  const std::vector<uint8_t> centres = MakeCentres(random, shape);
+  const std::vector<uint8_t> centres = MakeCentres(random, options);
   RawSplits splits;
-  splits.train = MakeSamples(random, shape, centres, options.samples, options.noise);
-  splits.test = MakeSamples(random, shape, centres, options.test, options.noise);
+  splits.train = MakeSamples(random, options, centres, options.samples);
+  splits.test = MakeSamples(random, options, centres, options.test);
   return splits;
 }
 

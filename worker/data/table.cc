@@ -19,8 +19,8 @@ namespace {
 constexpr size_t kQuotedMax = 40;
 
 absl::Status LabelError(const Table& table, size_t sample, const std::string& expected) {
-  return absl::InvalidArgumentError(absl::StrCat(table.path, ": line ", table.lines[sample], ": label ",
-                                                 table.labels[sample], " found; expected ", expected));
+  return InvalidArgument(table.path, ": line ", table.lines[sample], ": label ", table.labels[sample],
+                         " found; expected ", expected);
 }
 
 bool IsInteger(double value) {
@@ -48,8 +48,8 @@ absl::StatusOr<std::vector<double>> FindClasses(const Table& train, const std::o
     std::sort(values.begin(), values.end());
     values.erase(std::unique(values.begin(), values.end()), values.end());
     if (values.size() <= kClassesMax) return values;
-    return absl::InvalidArgumentError(absl::StrCat(train.path, ": has ", values.size(), " different labels; expected ",
-                                                   kClassesMax, " or fewer, or the option task=regression"));
+    return InvalidArgument(train.path, ": has ", values.size(), " different labels; expected ", kClassesMax,
+                           " or fewer, or the option task=regression");
   }
   for (size_t i = 0; i < train.labels.size(); ++i) {
     if (train.labels[i] < 0 || train.labels[i] >= kClassesMax) {
@@ -102,13 +102,13 @@ absl::StatusOr<double> ParseNumber(std::string_view text) {
   double value = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
   if (digits.empty() || error == std::errc::invalid_argument || end != digits.data() + digits.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(Quoted(text), " found; expected a number"));
+    return InvalidArgument(Quoted(text), " found; expected a number");
   }
   // std::from_chars does not say which of the two it was. Too small is 0.
   if (error == std::errc::result_out_of_range) absl::from_chars(digits.data(), end, value);
   if (error == std::errc::result_out_of_range && std::abs(value) < 1) return 0;
   if (error != std::errc() || !std::isfinite(static_cast<float>(value))) {
-    return absl::InvalidArgumentError(absl::StrCat(Quoted(text), " found; expected a finite number within float32"));
+    return InvalidArgument(Quoted(text), " found; expected a finite number within float32");
   }
   return value;
 }
@@ -142,13 +142,9 @@ absl::StatusOr<RawSplits> ToSplits(Table train, std::optional<Table> test, Task 
       test->labels.assign(test->labels.size(), train.labels.front());
     }
   }
-  absl::StatusOr<DatasetContent> content = ToClasses(std::move(train), values, train_path);
-  if (!content.ok()) return content.status();
-  splits.train = *std::move(content);
+  PS_ASSIGN_OR_RETURN(splits.train, ToClasses(std::move(train), values, train_path));
   if (!test.has_value()) return splits;
-  content = ToClasses(*std::move(test), values, train_path);
-  if (!content.ok()) return content.status();
-  splits.test = *std::move(content);
+  PS_ASSIGN_OR_RETURN(splits.test, ToClasses(*std::move(test), values, train_path));
   return splits;
 }
 

@@ -24,8 +24,8 @@ using Metadata = std::map<std::string, std::string>;
 
 absl::Status WrongEntry(const Metadata& metadata, const std::string& name, const std::string& expected) {
   const auto found = metadata.find(name);
-  return absl::InvalidArgumentError(
-      absl::StrCat("metadata ", name, found == metadata.end() ? ": is missing; expected " : ": expected ", expected));
+  return InvalidArgument("metadata ", name, found == metadata.end() ? ": is missing; expected " : ": expected ",
+                         expected);
 }
 
 // The finite numbers of a JSON array. Nothing if it is no such thing.
@@ -54,8 +54,8 @@ absl::StatusOr<ColumnScaling> ParseFeatures(const Metadata& metadata) {
     return WrongEntry(metadata, "feature_scale", "an array of numbers above 0");
   }
   if (scale->size() != offset->size()) {
-    return absl::InvalidArgumentError(absl::StrCat("metadata feature_offset and feature_scale: have ", offset->size(),
-                                                   " and ", scale->size(), " numbers; expected as many"));
+    return InvalidArgument("metadata feature_offset and feature_scale: have ", offset->size(), " and ", scale->size(),
+                           " numbers; expected as many");
   }
   return ColumnScaling{.offset = *std::move(offset), .scale = *std::move(scale)};
 }
@@ -80,15 +80,11 @@ absl::StatusOr<std::optional<Scaling>> ParseScaling(const Metadata& metadata) {
   const auto kind = metadata.find("normalize");
   if (kind == metadata.end()) return std::optional<Scaling>();
   const absl::StatusOr<Normalize> parsed = ParseNormalize(kind->second);
-  if (!parsed.ok() || *parsed == Normalize::kAuto) {
-    return WrongEntry(metadata, "normalize", "none, minmax or standard");
-  }
+  if (!parsed.ok() || *parsed == Normalize::kAuto) return WrongEntry(metadata, "normalize", "none, minmax or standard");
   Scaling scaling = {.kind = *parsed};
   if (scaling.kind == Normalize::kNone) return std::optional(std::move(scaling));
-  PS_ASSIGN_OR_RETURN(ColumnScaling features, ParseFeatures(metadata));
-  PS_ASSIGN_OR_RETURN(ColumnScaling targets, ParseTargets(metadata));
-  scaling.features = std::move(features);
-  scaling.targets = std::move(targets);
+  PS_ASSIGN_OR_RETURN(scaling.features, ParseFeatures(metadata));
+  PS_ASSIGN_OR_RETURN(scaling.targets, ParseTargets(metadata));
   return std::optional(std::move(scaling));
 }
 
@@ -100,25 +96,23 @@ bool AreLabels(const std::vector<double>& labels) {
          std::adjacent_find(labels.begin(), labels.end(), std::greater_equal<>()) == labels.end();
 }
 
-std::vector<double> ClassLabels(int32_t classes, const std::vector<double>& names) {
-  if (!names.empty()) return names;
-  std::vector<double> labels(static_cast<size_t>(classes));
-  std::iota(labels.begin(), labels.end(), 0.0);
-  return labels;
-}
-
 void BecomeRegression(DatasetContent& content) {
   const std::vector<double> labels = ClassLabels(content.classes, content.class_labels);
   content.double_targets.reserve(content.labels.size());
-  for (const int32_t label : content.labels) {
-    content.double_targets.push_back(labels[static_cast<size_t>(label)]);
-  }
+  for (const int32_t label : content.labels) content.double_targets.push_back(labels[static_cast<size_t>(label)]);
   content.labels = {};
   content.class_labels = {};
   content.classes = 0;
 }
 
 }  // namespace
+
+std::vector<double> ClassLabels(int32_t classes, const std::vector<double>& names) {
+  if (!names.empty()) return names;
+  std::vector<double> labels(static_cast<size_t>(classes));
+  std::iota(labels.begin(), labels.end(), 0.0);
+  return labels;
+}
 
 std::string ToString(const std::vector<double>& class_labels) {
   const size_t told = std::min(class_labels.size(), kToldLabelsMax);
@@ -132,9 +126,8 @@ std::map<std::string, std::string> DataMetadata(const Scaling& scaling, const Da
   Metadata metadata = scaling.Metadata();
   if (train.first_index().has_value()) metadata["zero_based"] = *train.first_index() == 0 ? "yes" : "no";
   if (train.classes() == 0) return metadata;
-  std::vector<int64_t> labels;
-  labels.reserve(static_cast<size_t>(train.classes()));
-  for (int32_t k = 0; k < train.classes(); ++k) labels.push_back(train.class_label(k));
+  const std::vector<double> names = ClassLabels(train.classes(), train.class_labels());
+  const std::vector<int64_t> labels(names.begin(), names.end());
   metadata["class_labels"] = absl::StrCat("[", absl::StrJoin(labels, ","), "]");
   return metadata;
 }
@@ -163,8 +156,8 @@ absl::Status TakeClassesOf(const TrainedWith& model, DatasetContent& content) {
   if (targets && content.classes > 0) BecomeRegression(content);
   if (model.class_labels.empty() || content.size() == 0) return absl::OkStatus();
   if (content.classes == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("its labels are not all integers, but the model was trained on the ",
-                                                   "labels ", ToString(model.class_labels)));
+    return InvalidArgument("its labels are not all integers, but the model was trained on the ", "labels ",
+                           ToString(model.class_labels));
   }
   std::vector<int32_t> numbers;  // In the model, of each class here; -1: it has no such.
   const std::vector<double> labels = ClassLabels(content.classes, content.class_labels);
@@ -176,9 +169,8 @@ absl::Status TakeClassesOf(const TrainedWith& model, DatasetContent& content) {
   for (size_t i = 0; i < content.labels.size(); ++i) {
     const auto own = static_cast<size_t>(content.labels[i]);
     if (numbers[own] < 0) {
-      return absl::InvalidArgumentError(absl::StrCat("sample ", i, " has label ", static_cast<int64_t>(labels[own]),
-                                                     "; the model was trained on the labels ",
-                                                     ToString(model.class_labels)));
+      return InvalidArgument("sample ", i, " has label ", static_cast<int64_t>(labels[own]),
+                             "; the model was trained on the labels ", ToString(model.class_labels));
     }
     content.labels[i] = numbers[own];
   }
@@ -191,8 +183,8 @@ absl::Status TakeClassesOf(const TrainedWith& model, DatasetContent& content) {
 absl::Status CheckScalingFits(const Scaling& scaling, int64_t features, bool classes) {
   if (scaling.kind == Normalize::kNone) return absl::OkStatus();
   if (static_cast<int64_t>(scaling.features.offset.size()) != features) {
-    return absl::InvalidArgumentError(absl::StrCat("the model was trained on samples of ",
-                                                   scaling.features.offset.size(), " features; these have ", features));
+    return InvalidArgument("the model was trained on samples of ", scaling.features.offset.size(),
+                           " features; these have ", features);
   }
   if (classes != scaling.targets.offset.empty()) {
     return absl::InvalidArgumentError(classes ? "the model was trained on targets of a regression; these are classes"

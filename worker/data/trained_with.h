@@ -36,6 +36,8 @@ absl::Status TakeClassesOf(const TrainedWith& model, DatasetContent& content);
 // INVALID_ARGUMENT if it is a scaling of other samples than of so many features, and of classes or a regression.
 absl::Status CheckScalingFits(const Scaling& scaling, int64_t features, bool classes);
 
+// What each class is called: `names`, or their numbers where it is empty.
+std::vector<double> ClassLabels(int32_t classes, const std::vector<double>& names);
 // "10, 20, 30", or the first few of many.
 std::string ToString(const std::vector<double>& class_labels);
 

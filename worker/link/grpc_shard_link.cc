@@ -6,14 +6,12 @@
 
 #include <grpcpp/client_context.h>
 #include <grpcpp/generic/generic_stub.h>
-#include "absl/strings/str_cat.h"
 #include "common/codec.h"
 #include "common/endpoint.h"
 #include "common/grpc_call.h"
 #include "common/status.h"
 #include "common/sync.h"
 #include "worker/link/call_messages.h"
-#include "worker/link/exchange_slices.h"
 
 namespace ps {
 namespace {
@@ -84,10 +82,10 @@ class GrpcShardCall final : public ShardCall,
   void Forget();
   absl::Status TakeEarly(uint64_t build, const std::vector<ReceivedSlice>& slices);
   absl::Status TakeSlices(const std::vector<ReceivedSlice>& slices);
-  // That it is one of this shard's, and has not come before.
+  // Sees that it is one of this shard's, and has not come before.
   absl::Status Count(const ReceivedSlice& slice);
   bool Fits(const ReceivedSlice& slice) const;
-  // To where it belongs, if it is wanted.
+  // Copies it to where it belongs, if it is wanted; returns whether it is.
   bool Write(const ReceivedSlice& slice);
   TimePoint Moved();
   void EndWrites() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -107,7 +105,11 @@ class GrpcShardCall final : public ShardCall,
   // These belong to the reads, which gRPC reports one after the other, and to the end, which follows the last of them.
   grpc::ByteBuffer received_;
   std::vector<bool> received_slices_;  // By slice of the model; empty before the first.
-  EarlySlices early_;
+  // Slices of a version in the making (PullReply.build), of which nobody is told before it is committed: those that
+  // were written where they belong, and those that could not be yet.
+  uint64_t build_ = 0;
+  std::vector<uint32_t> written_;
+  std::vector<ReceivedSlice> kept_;
   bool committed_ = false;
   bool wrote_all_ = true;  // Slices that came.
   ShardReply reply_;
@@ -239,27 +241,32 @@ absl::Status GrpcShardCall::OnMessage() {
 }
 
 absl::Status GrpcShardCall::TakeEarly(uint64_t build, const std::vector<ReceivedSlice>& slices) {
-  if (build != early_.build()) Forget();
+  if (build != build_) Forget();
+  build_ = build;
   for (const ReceivedSlice& slice : slices) {
     PS_RETURN_IF_ERROR(Count(slice));
-    early_.Add(build, slice, [this](const ReceivedSlice& each) { return Write(each); });
+    if (Write(slice)) {
+      written_.push_back(slice.index);
+    } else {
+      kept_.push_back(slice);
+    }
   }
   return absl::OkStatus();
 }
 
 void GrpcShardCall::Commit(uint64_t build) {
-  if (early_.build() != 0) reply_began_at_ = Now().time_since_epoch().count();  // Until now it was the push.
-  if (build != early_.build()) Forget();
-  const auto take = [this](const ReceivedSlice& slice) {
+  if (build_ != 0) reply_began_at_ = Now().time_since_epoch().count();  // Until now it was the push.
+  if (build != build_) Forget();
+  for (size_t i = 0; i < written_.size() && request_.on_slice; ++i) request_.on_slice(written_[i]);
+  for (const ReceivedSlice& slice : std::exchange(kept_, {})) {
     if (Write(slice) && request_.on_slice) request_.on_slice(slice.index);
-  };
-  early_.Commit(build, take, [this](uint32_t slice) {
-    if (request_.on_slice) request_.on_slice(slice);
-  });
+  }
 }
 
 void GrpcShardCall::Forget() {
   received_slices_.clear();
+  written_.clear();
+  kept_.clear();
   reply_.slices = 0;
 }
 
@@ -285,12 +292,11 @@ bool GrpcShardCall::Fits(const ReceivedSlice& slice) const {
 
 absl::Status GrpcShardCall::Count(const ReceivedSlice& slice) {
   if (!Fits(slice)) {
-    return absl::InternalError(absl::StrCat("it sent slice ", slice.index, " with ", slice.payload.bytes(),
-                                            " bytes, whose elements are ", ToString(slice.payload.type()),
-                                            ", which is not a slice of this shard or has the wrong size"));
+    return Internal("it sent slice ", slice.index, " with ", slice.payload.bytes(), " bytes, whose elements are ",
+                    ToString(slice.payload.type()), ", which is not a slice of this shard or has the wrong size");
   }
   received_slices_.resize(target_.plan.slices().size());
-  if (received_slices_[slice.index]) return absl::InternalError(absl::StrCat("it sent slice ", slice.index, " twice"));
+  if (received_slices_[slice.index]) return Internal("it sent slice ", slice.index, " twice");
   received_slices_[slice.index] = true;
   ++reply_.slices;
   return absl::OkStatus();

@@ -1,15 +1,12 @@
 #include "worker/link/local_shard_link.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/half_floats.h"
 #include "common/status.h"
-#include "common/sync.h"
-#include "ps/v1/local.pb.h"
 #include "worker/link/call_messages.h"
 
 namespace ps {
@@ -63,8 +60,6 @@ class LocalShardCall final : public ShardCall, public LocalCall, public std::ena
   int64_t ready_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool last_ ABSL_GUARDED_BY(mutex_) = false;
 };
-
-// ---- Calls
 
 void LocalShardCall::Begin() {
   bool begun = false;
@@ -186,9 +181,7 @@ void LocalShardCall::OnReply(const v1::LocalReply& reply, const std::shared_ptr<
   moved_at_ = now.time_since_epoch().count();
   reply_.first_reply_at = now;
   reply_.moved_at = now;  // What was written here nobody may have read.
-  if (reply.code() != 0) {
-    return End(absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.error()));
-  }
+  if (reply.code() != 0) return End(absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.error()));
   absl::Status status;
   if (reply.has_push()) TakePush(reply.push(), /*only=*/true, &reply_);
   if (reply.has_pull()) status = TakePull(reply.pull(), &reply_);

@@ -2,6 +2,7 @@
 // than what has changed since (--weights_delta). The caller's memory may have been written to meanwhile; this was not.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -38,10 +39,20 @@ class PulledWeights {
     // What is here, whole: the base that the server is told.
     std::optional<uint64_t> version() const { return held_.constants ? held_.version : std::nullopt; }
     // Takes a slice of the shard, or what has changed of it (absent: nothing), and copies it to `to`, whole.
-    void Write(const SliceInfo& slice, const Payload& payload, std::span<float> to);
+    void Write(const SliceInfo& slice, const Payload& payload, std::span<float> to) {
+      held_.version.reset();
+      float* const kept = weights_.memory_.tensors[slice.tensor].data() + slice.offset;
+      if (const SparseValues* const changed = payload.sparse().get(); changed != nullptr) {
+        for (size_t i = 0; i < changed->values.size(); ++i) kept[changed->positions[i]] = changed->values[i];
+      } else if (!payload.absent()) {
+        payload.CopyFloatsTo(kept);
+      }
+      std::copy_n(kept, slice.elements, to.data());
+    }
     // All slices of the shard have been written, but for constants if it was no `pull`: they are of this version.
-    // Without it, what was written to is of none.
-    void Complete(uint64_t version, bool pull);
+    // Without it, what was written to is of none. Constants do not change: once they are there, they are of any
+    // version.
+    void Complete(uint64_t version, bool pull) { held_ = {.version = version, .constants = held_.constants || pull}; }
 
    private:
     PulledWeights& weights_;
@@ -49,14 +60,21 @@ class PulledWeights {
     Held held_;
   };
   // Null: another call of the shard has it.
-  std::unique_ptr<Use> TakeUse(uint32_t shard);
+  std::unique_ptr<Use> TakeUse(uint32_t shard) {
+    MutexLock lock(mutex_);
+    if (std::exchange(shards_[shard].used, true)) return nullptr;
+    return std::make_unique<Use>(*this, shard, shards_[shard].held);
+  }
 
  private:
   struct Shard {
     bool used = false;
     Held held;
   };
-  void Release(uint32_t shard, const Held& held);
+  void Release(uint32_t shard, const Held& held) {
+    MutexLock lock(mutex_);
+    shards_[shard] = {.used = false, .held = held};
+  }
 
   const TensorMemory memory_;
   Mutex mutex_;

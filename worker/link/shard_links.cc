@@ -16,6 +16,28 @@ namespace {
 
 constexpr absl::Duration kLocalConnect = absl::Seconds(5);
 
+// Makes each call through `local` if that works and what the call sends is shared, else through `remote`.
+class PreferredLink final : public ShardLink {
+ public:
+  PreferredLink(std::unique_ptr<ShardLink> local, std::unique_ptr<ShardLink> remote)
+      : local_(std::move(local)), remote_(std::move(remote)) {}
+
+  const std::string& address() const override { return remote_->address(); }
+  bool server_looks() const override { return local_->server_looks(); }
+  bool can_view() const override { return local_->can_view(); }
+  std::shared_ptr<ShardCall> MakeCall(CallRequest request, ShardCall::EndFunction on_end) override {
+    const bool empty = request.kind != CallKind::kInit && request.samples == 0;
+    const bool sends_nothing = !SendsSlices(request.kind) || empty;
+    const bool through_memory =
+        local_->works() && (sends_nothing || (request.shared != nullptr && local_->takes(*request.shared)));
+    return (through_memory ? *local_ : *remote_).MakeCall(std::move(request), std::move(on_end));
+  }
+
+ private:
+  const std::unique_ptr<ShardLink> local_;
+  const std::unique_ptr<ShardLink> remote_;
+};
+
 // What the links to all shards have in common.
 struct Linking {
   const ClientOptions& options;
@@ -50,37 +72,15 @@ absl::StatusOr<std::unique_ptr<ShardLink>> MakeLink(const Linking& with, uint32_
                                                                        .id = with.joined.id(),
                                                                        .on_lost = on_lost},
                                                                       Now() + ToChrono(longest));
-    if (local.ok()) return PreferLocal(*std::move(local), std::move(remote));
+    if (local.ok()) return std::make_unique<PreferredLink>(*std::move(local), std::move(remote));
     // Nobody is there: the server is on another host, or in another network namespace.
     connected =
         absl::IsUnavailable(local.status()) ? absl::UnavailableError("not reachable on this host") : local.status();
   }
   *why_not = Message(connected);
   if (with.options.shared_memory != "require") return remote;
-  return absl::FailedPreconditionError(
-      absl::StrCat("--shared_memory=require: shard ", shard, " at ", address, ": ", *why_not));
+  return FailedPrecondition("--shared_memory=require: shard ", shard, " at ", address, ": ", *why_not);
 }
-
-class PreferredLink final : public ShardLink {
- public:
-  PreferredLink(std::unique_ptr<ShardLink> local, std::unique_ptr<ShardLink> remote)
-      : local_(std::move(local)), remote_(std::move(remote)) {}
-
-  const std::string& address() const override { return remote_->address(); }
-  bool server_looks() const override { return local_->server_looks(); }
-  bool can_view() const override { return local_->can_view(); }
-  std::shared_ptr<ShardCall> MakeCall(CallRequest request, ShardCall::EndFunction on_end) override {
-    const bool empty = request.kind != CallKind::kInit && request.samples == 0;
-    const bool sends_nothing = !SendsSlices(request.kind) || empty;
-    const bool through_memory =
-        local_->works() && (sends_nothing || (request.shared != nullptr && local_->takes(*request.shared)));
-    return (through_memory ? *local_ : *remote_).MakeCall(std::move(request), std::move(on_end));
-  }
-
- private:
-  const std::unique_ptr<ShardLink> local_;
-  const std::unique_ptr<ShardLink> remote_;
-};
 
 }  // namespace
 
@@ -105,10 +105,6 @@ absl::StatusOr<ShardLinks> LinkShards(const ClientOptions& options, const v1::Jo
     absl::StrAppend(&made.text, made.text.empty() ? "all shards" : "; the others", " through shared memory");
   }
   return made;
-}
-
-std::unique_ptr<ShardLink> PreferLocal(std::unique_ptr<ShardLink> local, std::unique_ptr<ShardLink> remote) {
-  return std::make_unique<PreferredLink>(std::move(local), std::move(remote));
 }
 
 }  // namespace ps

@@ -28,9 +28,4 @@ struct ShardLinks {
 absl::StatusOr<ShardLinks> LinkShards(const ClientOptions& options, const v1::JoinReply& joined, const SlicePlan& plan,
                                       const std::function<absl::Status()>& make_spare);
 
-// A link through shared memory for as long as it works, and one over gRPC.
-
-// Makes each call through `local` if that works and what the call sends is shared, else through `remote`.
-std::unique_ptr<ShardLink> PreferLocal(std::unique_ptr<ShardLink> local, std::unique_ptr<ShardLink> remote);
-
 }  // namespace ps

@@ -4,11 +4,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "common/status.h"
 
 namespace ps {
@@ -26,10 +24,7 @@ absl::StatusOr<TensorMemory> AllocateTensors(const Layout& layout) {
     const auto elements = static_cast<size_t>(tensor.elements());
     const size_t bytes = (elements * sizeof(float) + kAlignment - 1) / kAlignment * kAlignment;
     void* block = std::aligned_alloc(kAlignment, bytes);
-    if (block == nullptr) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("no memory for the ", bytes, " bytes of tensor ", ToString(tensor)));
-    }
+    if (block == nullptr) return ResourceExhausted("no memory for the ", bytes, " bytes of tensor ", ToString(tensor));
     std::memset(block, 0, bytes);
     blocks->emplace_back(block, std::free);
     memory.tensors.emplace_back(static_cast<float*>(block), elements);
@@ -50,16 +45,12 @@ absl::StatusOr<std::shared_ptr<SharedTensors>> SharedTensors::CreateOwn(const La
   ModelMemory model(layout, weights);
   const size_t bytes = std::max<size_t>(model.bytes(), 1);
   void* const mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapped == MAP_FAILED) {
-    return absl::ResourceExhaustedError(absl::StrCat("no memory for the ", bytes, " bytes of a push"));
-  }
-  OwnMemory own(static_cast<uint8_t*>(mapped), UnmapMemory{bytes});
+  if (mapped == MAP_FAILED) return ResourceExhausted("no memory for the ", bytes, " bytes of a push");
+  std::shared_ptr<uint8_t> own(static_cast<uint8_t*>(mapped), [bytes](uint8_t* memory) { munmap(memory, bytes); });
   return std::shared_ptr<SharedTensors>(new SharedTensors(layout, std::move(model), SharedMemory(), std::move(own)));
 }
 
-void UnmapMemory::operator()(uint8_t* memory) const { munmap(memory, bytes); }
-
-SharedTensors::SharedTensors(const Layout& layout, ModelMemory model, SharedMemory memory, OwnMemory own)
+SharedTensors::SharedTensors(const Layout& layout, ModelMemory model, SharedMemory memory, std::shared_ptr<uint8_t> own)
     : model_(std::move(model)), memory_(std::move(memory)), own_(std::move(own)) {
   if (!model_.weights().is_float32()) return;
   for (size_t i = 0; i < layout.size(); ++i) {

@@ -14,19 +14,14 @@ namespace ps {
 // Plain memory for the tensors of a layout. RESOURCE_EXHAUSTED, naming the tensor, if there is not enough.
 absl::StatusOr<TensorMemory> AllocateTensors(const Layout& layout);
 
-// Memory for what a push carries, as it is sent: servers of this host may read it where it lies.
-struct UnmapMemory {
-  size_t bytes = 0;
-  void operator()(uint8_t* memory) const;
-};
-
-// Thread-safe, but for the tensors' values.
+// Memory for what a push carries, as it is sent: servers of this host may read it where it lies. Thread-safe, but for
+// the tensors' values.
 class SharedTensors {
  public:
   // Zeroed; weights are as such pushes carry them. RESOURCE_EXHAUSTED if there is not enough memory.
   static absl::StatusOr<std::shared_ptr<SharedTensors>> Create(const Layout& layout, const PushFormat& weights = {});
 
-  // The same in memory of this process alone, which no server can be given. It begins with a page, too.
+  // As Create, in memory of this process alone, which no server can be given. It begins with a page, too.
   static absl::StatusOr<std::shared_ptr<SharedTensors>> CreateOwn(const Layout& layout, const PushFormat& weights);
 
   // Empty where weights are not float32, all elements.
@@ -46,12 +41,11 @@ class SharedTensors {
   bool detached() const { return detached_; }
 
  private:
-  using OwnMemory = std::unique_ptr<uint8_t[], UnmapMemory>;
-  SharedTensors(const Layout& layout, ModelMemory model, SharedMemory memory, OwnMemory own = nullptr);
+  SharedTensors(const Layout& layout, ModelMemory model, SharedMemory memory, std::shared_ptr<uint8_t> own = nullptr);
 
   const ModelMemory model_;
   SharedMemory memory_;
-  const OwnMemory own_;  // Instead.
+  const std::shared_ptr<uint8_t> own_;  // It takes the place of `memory_` where that is not shared.
   MutableTensors tensors_;
   std::atomic<bool> detached_ = false;
 };

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "common/grpc_call.h"
 #include "common/hash.h"
+#include "common/status.h"
 #include "common/sync.h"
 #include "ps/v1/ps.grpc.pb.h"
 
@@ -95,15 +96,13 @@ absl::StatusOr<HashedWeights> Combine(const HashJob& job, const Answers& answers
     result.versions.push_back(answers[shard]->version());
     for (const v1::SliceHash& hash : answers[shard]->hashes()) {
       if (hash.slice() >= hashes.size() || hash.hash().size() != sizeof(SliceHash)) {
-        return absl::InternalError(absl::StrCat("shard ", shard, " sent a hash of slice ", hash.slice()));
+        return Internal("shard ", shard, " sent a hash of slice ", hash.slice());
       }
       std::copy(hash.hash().begin(), hash.hash().end(), hashes[hash.slice()].begin());
       ++found;
     }
   }
-  if (found != job.slices) {
-    return absl::InternalError(absl::StrCat("the shards sent hashes of ", found, " of the ", job.slices, " slices"));
-  }
+  if (found != job.slices) return Internal("the shards sent hashes of ", found, " of the ", job.slices, " slices");
   result.hash = WeightsHash(hashes);
   return result;
 }
@@ -141,8 +140,7 @@ absl::StatusOr<HashedWeights> HashWeights(const HashJob& job, TimePoint deadline
     if (!combined.ok() || !job.one_version) return combined;
     const auto [lowest, newest] = std::minmax_element(combined->versions.begin(), combined->versions.end());
     if (*lowest == *newest) return combined;
-    problem = absl::UnavailableError(
-        absl::StrCat("the shards are at different versions: ", absl::StrJoin(combined->versions, ", ")));
+    problem = Unavailable("the shards are at different versions: ", absl::StrJoin(combined->versions, ", "));
     version = *newest + ahead;
     exactly = true;
   }

@@ -1,7 +1,6 @@
 // The weights hash of a job, from its shards' hashes of their slices.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <stop_token>
 #include <vector>

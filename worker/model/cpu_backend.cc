@@ -1,4 +1,4 @@
-#include "worker/model/cpu_backend.h"
+#include "worker/model/device.h"
 
 #include <omp.h>
 #include <algorithm>
@@ -45,8 +45,8 @@ struct AddRowKernel {
 // C [m, n] = op(A) · op(B), where a transposed operand is stored the other way round.
 struct MatmulKey {
   int64_t m, n, k;
-  bool transpose_a, transpose_b, bias;
-  Activation activation;
+  bool transpose_a = false, transpose_b = false, bias = false;
+  Activation activation = Activation::kNone;
   auto operator<=>(const MatmulKey&) const =
       default;  // NOLINT(modernize-use-nullptr): clang-tidy 14 means the 0 inside.
 };
@@ -55,6 +55,50 @@ struct Matmul {
   dnnl::matmul primitive;
   memory a, b, bias, c;  // Their data handles are set at each use.
 };
+
+// Each writes the gradient of one sample's loss times `scale` to dz (unless it is null), and returns the loss.
+
+// The largest output is taken off first, so that no exponential overflows.
+double SoftmaxCrossEntropy(const float* z, int32_t label, float* dz, int64_t classes, float scale) {
+  const float largest = *std::max_element(z, z + classes);
+  float sum = 0;
+  for (int64_t k = 0; k < classes; ++k) sum += std::exp(z[k] - largest);
+  if (dz != nullptr) {
+    for (int64_t k = 0; k < classes; ++k) dz[k] = scale * (std::exp(z[k] - largest) / sum - (k == label ? 1.0F : 0.0F));
+  }
+  return std::log(static_cast<double>(sum)) - (static_cast<double>(z[label]) - static_cast<double>(largest));
+}
+
+// −y·log σ(z) − (1−y)·log(1−σ(z)) = max(z, 0) − z·y + log(1 + e^−|z|)
+double SigmoidCrossEntropy(const float* z, int32_t label, float* dz, int64_t classes, float scale) {
+  double loss = 0;
+  for (int64_t k = 0; k < classes; ++k) {
+    const float y = k == label ? 1.0F : 0.0F;
+    const float e = std::exp(-std::abs(z[k]));
+    loss += static_cast<double>(std::max(z[k], 0.0F)) - static_cast<double>(z[k]) * static_cast<double>(y) +
+            static_cast<double>(std::log1p(e));
+    if (dz != nullptr) dz[k] = scale * ((z[k] >= 0 ? 1.0F / (1.0F + e) : e / (1.0F + e)) - y);
+  }
+  return loss;
+}
+
+double MeanSquaredError(const float* z, int32_t label, float* dz, int64_t classes, float scale) {
+  double loss = 0;
+  for (int64_t k = 0; k < classes; ++k) {
+    const float error = z[k] - (k == label ? 1.0F : 0.0F);
+    loss += static_cast<double>(error) * static_cast<double>(error);
+    if (dz != nullptr) dz[k] = scale * 2.0F * error / static_cast<float>(classes);
+  }
+  return loss / static_cast<double>(classes);
+}
+
+// Whether the label's output is the largest, and the first of equal ones. What is not a number compares with nothing.
+bool IsCorrect(const float* z, int32_t label, int64_t classes) {
+  for (int64_t k = 0; k < classes; ++k) {
+    if (!(k < label ? z[k] < z[label] : z[k] <= z[label])) return false;
+  }
+  return true;
+}
 
 class CpuGraph final : public Graph {
  public:
@@ -74,7 +118,7 @@ class CpuBackend final : public Backend {
   absl::StatusOr<Memory> AllocateDevice(int64_t bytes) override {
     const size_t size = (static_cast<size_t>(std::max<int64_t>(bytes, 1)) + 63) / 64 * 64;
     void* memory = std::aligned_alloc(64, size);
-    if (memory == nullptr) return absl::ResourceExhaustedError(absl::StrCat("no memory for ", size, " bytes"));
+    if (memory == nullptr) return ResourceExhausted("no memory for ", size, " bytes");
     std::memset(memory, 0, size);
     return Memory(static_cast<std::byte*>(memory), [](std::byte* data) { std::free(data); });
   }
@@ -109,26 +153,13 @@ class CpuBackend final : public Backend {
 
   absl::Status DenseForward(const float* x, const float* weight, const float* bias, float* y, int64_t batch, int64_t in,
                             int64_t out, Activation activation) override {
-    return Multiply({.m = batch,
-                     .n = out,
-                     .k = in,
-                     .transpose_a = false,
-                     .transpose_b = true,
-                     .bias = true,
-                     .activation = activation},
-                    x, weight, bias, y);
+    return Multiply({.m = batch, .n = out, .k = in, .transpose_b = true, .bias = true, .activation = activation}, x,
+                    weight, bias, y);
   }
 
   absl::Status DenseBackwardInput(const float* dy, const float* weight, const float* y, float* dx, int64_t batch,
                                   int64_t in, int64_t out, Activation activation) override {
-    PS_RETURN_IF_ERROR(Multiply({.m = batch,
-                                 .n = in,
-                                 .k = out,
-                                 .transpose_a = false,
-                                 .transpose_b = false,
-                                 .bias = false,
-                                 .activation = Activation::kNone},
-                                dy, weight, nullptr, dx));
+    PS_RETURN_IF_ERROR(Multiply({.m = batch, .n = in, .k = out}, dy, weight, nullptr, dx));
     const auto n = static_cast<size_t>(batch * in);
     switch (activation) {
       case Activation::kRelu:
@@ -152,24 +183,41 @@ class CpuBackend final : public Backend {
     for (int64_t row = 0; row < batch; ++row) {
       RunKernel<AddRowKernel>(isa_, static_cast<size_t>(out), dy + row * out, d_bias);
     }
-    return Multiply({.m = out,
-                     .n = in,
-                     .k = batch,
-                     .transpose_a = true,
-                     .transpose_b = false,
-                     .bias = false,
-                     .activation = Activation::kNone},
-                    dy, x, nullptr, d_weight);
+    return Multiply({.m = out, .n = in, .k = batch, .transpose_a = true}, dy, x, nullptr, d_weight);
   }
 
   absl::Status LossAndGradient(Loss loss, const float* outputs, const int32_t* labels, float* d_outputs, int64_t batch,
                                int64_t classes, LossSums* sums) override {
-    *sums = CpuLossAndGradient(loss, outputs, labels, d_outputs, batch, classes);
+    *sums = {};
+    const float scale = 1.0F / static_cast<float>(batch);
+    for (int64_t sample = 0; sample < batch; ++sample) {
+      const float* z = outputs + sample * classes;
+      float* dz = d_outputs == nullptr ? nullptr : d_outputs + sample * classes;
+      const int32_t label = labels[sample];
+      switch (loss) {
+        case Loss::kSoftmaxCrossEntropy:
+          sums->loss += SoftmaxCrossEntropy(z, label, dz, classes, scale);
+          break;
+        case Loss::kSigmoidCrossEntropy:
+          sums->loss += SigmoidCrossEntropy(z, label, dz, classes, scale);
+          break;
+        case Loss::kMse:
+          sums->loss += MeanSquaredError(z, label, dz, classes, scale);
+          break;
+      }
+      sums->correct += IsCorrect(z, label, classes) ? 1 : 0;
+    }
     return absl::OkStatus();
   }
   absl::Status SquaredError(const float* outputs, const float* targets, float* d_outputs, int64_t batch,
                             LossSums* sums) override {
-    *sums = CpuSquaredError(outputs, targets, d_outputs, batch);
+    *sums = {};
+    const float scale = 1.0F / static_cast<float>(batch);
+    for (int64_t sample = 0; sample < batch; ++sample) {
+      const float error = outputs[sample] - targets[sample];
+      sums->loss += static_cast<double>(error) * static_cast<double>(error);
+      if (d_outputs != nullptr) d_outputs[sample] = scale * 2.0F * error;
+    }
     return absl::OkStatus();
   }
 
@@ -228,8 +276,7 @@ class CpuBackend final : public Backend {
       stream_.wait();
       return absl::OkStatus();
     } catch (const dnnl::error& error) {
-      return absl::InternalError(
-          absl::StrCat("oneDNN, product of [", key.m, ", ", key.k, "] and [", key.k, ", ", key.n, "]: ", error.what()));
+      return Internal("oneDNN, product of [", key.m, ", ", key.k, "] and [", key.k, ", ", key.n, "]: ", error.what());
     }
   }
 
@@ -276,98 +323,15 @@ class CpuBackend final : public Backend {
   std::map<MatmulKey, Matmul> matmuls_;  // There are at most layers × 3 × (batch sizes in use).
 };
 
-// Each writes the gradient of one sample's loss times `scale` to dz (unless it is null), and returns the loss.
-
-// The largest output is taken off first, so that no exponential overflows.
-double SoftmaxCrossEntropy(const float* z, int32_t label, float* dz, int64_t classes, float scale) {
-  const float largest = *std::max_element(z, z + classes);
-  float sum = 0;
-  for (int64_t k = 0; k < classes; ++k) sum += std::exp(z[k] - largest);
-  if (dz != nullptr) {
-    for (int64_t k = 0; k < classes; ++k) {
-      dz[k] = scale * (std::exp(z[k] - largest) / sum - (k == label ? 1.0F : 0.0F));
-    }
-  }
-  return std::log(static_cast<double>(sum)) - (static_cast<double>(z[label]) - static_cast<double>(largest));
-}
-
-// −y·log σ(z) − (1−y)·log(1−σ(z)) = max(z, 0) − z·y + log(1 + e^−|z|)
-double SigmoidCrossEntropy(const float* z, int32_t label, float* dz, int64_t classes, float scale) {
-  double loss = 0;
-  for (int64_t k = 0; k < classes; ++k) {
-    const float y = k == label ? 1.0F : 0.0F;
-    const float e = std::exp(-std::abs(z[k]));
-    loss += static_cast<double>(std::max(z[k], 0.0F)) - static_cast<double>(z[k]) * static_cast<double>(y) +
-            static_cast<double>(std::log1p(e));
-    if (dz != nullptr) dz[k] = scale * ((z[k] >= 0 ? 1.0F / (1.0F + e) : e / (1.0F + e)) - y);
-  }
-  return loss;
-}
-
-double MeanSquaredError(const float* z, int32_t label, float* dz, int64_t classes, float scale) {
-  double loss = 0;
-  for (int64_t k = 0; k < classes; ++k) {
-    const float error = z[k] - (k == label ? 1.0F : 0.0F);
-    loss += static_cast<double>(error) * static_cast<double>(error);
-    if (dz != nullptr) dz[k] = scale * 2.0F * error / static_cast<float>(classes);
-  }
-  return loss / static_cast<double>(classes);
-}
-
-// Whether the label's output is the largest, and the first of equal ones. What is not a number compares with nothing.
-bool IsCorrect(const float* z, int32_t label, int64_t classes) {
-  for (int64_t k = 0; k < classes; ++k) {
-    if (!(k < label ? z[k] < z[label] : z[k] <= z[label])) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(int threads) {
-  if (threads < 1 || threads > 1024) {
-    return absl::InvalidArgumentError(absl::StrCat("--threads=", threads, ": expected 1 to 1024"));
-  }
+  if (threads < 1 || threads > 1024) return InvalidArgument("--threads=", threads, ": expected 1 to 1024");
   try {
     return std::make_unique<CpuBackend>(threads);
   } catch (const dnnl::error& error) {
-    return absl::InternalError(absl::StrCat("oneDNN: ", error.what()));
+    return Internal("oneDNN: ", error.what());
   }
-}
-
-LossSums CpuLossAndGradient(Loss loss, const float* outputs, const int32_t* labels, float* d_outputs, int64_t batch,
-                            int64_t classes) {
-  LossSums sums;
-  const float scale = 1.0F / static_cast<float>(batch);
-  for (int64_t sample = 0; sample < batch; ++sample) {
-    const float* z = outputs + sample * classes;
-    float* dz = d_outputs == nullptr ? nullptr : d_outputs + sample * classes;
-    const int32_t label = labels[sample];
-    switch (loss) {
-      case Loss::kSoftmaxCrossEntropy:
-        sums.loss += SoftmaxCrossEntropy(z, label, dz, classes, scale);
-        break;
-      case Loss::kSigmoidCrossEntropy:
-        sums.loss += SigmoidCrossEntropy(z, label, dz, classes, scale);
-        break;
-      case Loss::kMse:
-        sums.loss += MeanSquaredError(z, label, dz, classes, scale);
-        break;
-    }
-    sums.correct += IsCorrect(z, label, classes) ? 1 : 0;
-  }
-  return sums;
-}
-
-LossSums CpuSquaredError(const float* outputs, const float* targets, float* d_outputs, int64_t batch) {
-  LossSums sums;
-  const float scale = 1.0F / static_cast<float>(batch);
-  for (int64_t sample = 0; sample < batch; ++sample) {
-    const float error = outputs[sample] - targets[sample];
-    sums.loss += static_cast<double>(error) * static_cast<double>(error);
-    if (d_outputs != nullptr) d_outputs[sample] = scale * 2.0F * error;
-  }
-  return sums;
 }
 
 }  // namespace ps

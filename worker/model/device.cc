@@ -6,9 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "common/status.h"
-#include "worker/model/cpu_backend.h"
 #include "worker/model/cuda/backend.h"
 
 namespace ps {
@@ -31,7 +29,7 @@ absl::StatusOr<Math> ParseMath(const std::string& text) {
   if (text == "float32") return Math::kFloat32;
   if (text == "tf32") return Math::kTf32;
   if (text == "bfloat16") return Math::kBfloat16;
-  return absl::InvalidArgumentError(absl::StrCat("--math=", text, ": expected float32, tf32 or bfloat16"));
+  return InvalidArgument("--math=", text, ": expected float32, tf32 or bfloat16");
 }
 
 absl::Status CheckDeviceOptions(const DeviceOptions& options) {
@@ -39,9 +37,7 @@ absl::Status CheckDeviceOptions(const DeviceOptions& options) {
   const std::optional<int> card = CardOf(device);
   const bool known =
       device == "cpu" || device == "auto" || device == "cuda" || (card.has_value() && *card >= 0 && *card < kCardsMax);
-  if (!known) {
-    return absl::InvalidArgumentError(absl::StrCat("--device=", device, ": expected cpu, cuda, cuda:I or auto"));
-  }
+  if (!known) return InvalidArgument("--device=", device, ": expected cpu, cuda, cuda:I or auto");
   if (device == "cpu" && options.math != Math::kFloat32) {
     return absl::InvalidArgumentError("--math: --device=cpu supports float32 only");
   }
@@ -54,7 +50,7 @@ absl::StatusOr<DeviceOptions> FindDevice(const DeviceOptions& options, std::stri
   if (options.device == "cpu") return found;
   absl::StatusOr<int> cards = cuda::CountCards();
   if (cards.ok() && CardOf(options.device).value_or(0) >= *cards) {
-    cards = absl::UnavailableError(absl::StrCat("the GPUs are cuda:0 to cuda:", *cards - 1));
+    cards = Unavailable("the GPUs are cuda:0 to cuda:", *cards - 1);
   }
   if (options.device != "auto") {
     if (!cards.ok()) return Annotate(cards.status(), absl::StrCat("--device=", options.device));

@@ -36,6 +36,8 @@ absl::StatusOr<DeviceOptions> FindDevice(const DeviceOptions& options, std::stri
 // `cuda` is GPU number (rank modulo the host's number of GPUs): workers with consecutive ranks on a host spread over
 // its GPUs. Several may share one. `auto` must have been resolved by FindDevice.
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const DeviceOptions& options, uint32_t rank);
+// The one on the CPU, with oneDNN. INVALID_ARGUMENT, naming --threads, if threads is not from 1 to 1024.
+absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(int threads);
 
 // Memory of servers of this host that a GPU reads weights from: pinned once, since a copy from it is several times as
 // fast then.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/clock.h"
 #include "common/status.h"
@@ -128,8 +127,7 @@ absl::Status Network::Check(const Batch& batch) const {
     return absl::InvalidArgumentError("regression needs one output and the mean squared error as its loss");
   }
   if (batch.size <= max_batch_) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("a batch of ", batch.size, " samples; the network takes ", max_batch_));
+  return InvalidArgument("a batch of ", batch.size, " samples; the network takes ", max_batch_);
 }
 
 std::array<size_t, 2> Network::TensorsOf(int layer) {
@@ -307,17 +305,11 @@ absl::Status Network::Predict(const Batch& batch, std::span<float> outputs) {
 
 absl::Status Network::ComputeStep(const Batch& batch) {
   PS_RETURN_IF_ERROR(Check(batch));
-  return GraphsOf(batch).step->Run([&] { return QueueCompute(batch); });
-}
-
-absl::Status Network::QueueCompute(const Batch& batch) {
-  for (int layer = 0; layer < options_.layers(); ++layer) PS_RETURN_IF_ERROR(Forward(batch, layer));
-  PS_RETURN_IF_ERROR(ComputeLoss(batch, /*gradient=*/true));
-  for (int layer = options_.layers() - 1; layer >= 0; --layer) {
-    PS_RETURN_IF_ERROR(BackwardWeights(batch, layer));
-    PS_RETURN_IF_ERROR(BackwardInput(batch, layer));
-  }
-  return absl::OkStatus();
+  return GraphsOf(batch).step->Run([&]() -> absl::Status {
+    for (int layer = 0; layer < options_.layers(); ++layer) PS_RETURN_IF_ERROR(Forward(batch, layer));
+    PS_RETURN_IF_ERROR(ComputeLoss(batch, /*gradient=*/true));
+    return BackwardAtOnce(batch, {});
+  });
 }
 
 }  // namespace ps

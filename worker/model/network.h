@@ -71,7 +71,6 @@ class Network {
 
   const ModelOptions& options() const { return options_; }
   const Layout& layout() const { return layout_; }
-  int64_t max_batch() const { return max_batch_; }
 
   // Host memory, contiguous, 64-byte aligned. The parameters are the network's own.
   std::span<float> parameters(size_t tensor);
@@ -130,7 +129,6 @@ class Network {
     return layer + 1 < options_.layers() ? options_.activation : Activation::kNone;
   }
   absl::Status Check(const Batch& batch) const;
-  absl::Status QueueCompute(const Batch& batch);
   // A layer's tensors: its weight and its bias.
   static std::array<size_t, 2> TensorsOf(int layer);
   Tensor& weight(int layer) { return tensors_[TensorsOf(layer)[0]]; }

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/random.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {
@@ -39,7 +40,7 @@ auto ParseWord(const char* flag, const std::string& text, const Words& words)
   for (size_t i = 1; i < words.size(); ++i) {
     absl::StrAppend(&expected, i + 1 < words.size() ? ", " : " or ", words[i].text);
   }
-  return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", text, ": expected ", expected));
+  return InvalidArgument("--", flag, "=", text, ": expected ", expected);
 }
 
 template <typename Words, typename Kind>
@@ -51,8 +52,8 @@ std::string TextOf(Kind kind, const Words& words) {
 }
 
 absl::Status WrongModel(const std::string& text) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--model=", text, ": expected mlp:IN,…,OUT, for example mlp:784,128,10; widths from 1 to ", kMaxWidth));
+  return InvalidArgument("--model=", text, ": expected mlp:IN,…,OUT, for example mlp:784,128,10; widths from 1 to ",
+                         kMaxWidth);
 }
 
 }  // namespace

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
-#include <utility>
 
 #include <spdlog/spdlog.h>
 #include "common/clock.h"
@@ -59,13 +57,9 @@ absl::StatusOr<std::unique_ptr<Batches>> Batches::Create(const Dataset& dataset,
 }
 
 absl::Status Batches::Allocate(int64_t bytes, Memory& device, Memory* host) {
-  absl::StatusOr<Memory> memory = backend_.AllocateDevice(bytes);
-  if (!memory.ok()) return memory.status();
-  device = *std::move(memory);
+  PS_ASSIGN_OR_RETURN(device, backend_.AllocateDevice(bytes));
   if (host == nullptr) return absl::OkStatus();
-  memory = backend_.unified() ? device : backend_.AllocateHost(bytes);
-  if (!memory.ok()) return memory.status();
-  *host = *std::move(memory);
+  PS_ASSIGN_OR_RETURN(*host, backend_.unified() ? device : backend_.AllocateHost(bytes));
   return absl::OkStatus();
 }
 
@@ -78,11 +72,8 @@ absl::Status Batches::KeepSamples() {
     const auto label_bytes = dataset_.size() * kIndexBytes;
     PS_ASSIGN_OR_RETURN(const int64_t free, backend_.FreeDeviceBytes());
     if (sample_bytes + label_bytes > free - kReserveBytes) {
-      const absl::StatusOr<Memory> x = backend_.AllocateHost(max_batch_ * dataset_.features() * kFloatBytes);
-      const absl::StatusOr<Memory> of = backend_.AllocateHost(max_batch_ * kIndexBytes);
-      for (const absl::Status& status : {x.status(), of.status()}) PS_RETURN_IF_ERROR(status);
-      host_x_ = *x;
-      host_labels_ = *of;
+      PS_ASSIGN_OR_RETURN(host_x_, backend_.AllocateHost(max_batch_ * dataset_.features() * kFloatBytes));
+      PS_ASSIGN_OR_RETURN(host_labels_, backend_.AllocateHost(max_batch_ * kIndexBytes));
       spdlog::info("{} do not fit into the device's memory: the host gathers each batch", ToString(dataset_));
       return absl::OkStatus();
     }
@@ -118,9 +109,7 @@ absl::Status Batches::GatherOnDevice(std::span<const int32_t> indices) {
   const int32_t* rows = Integers(indices_);
   PS_RETURN_IF_ERROR(bytes_ != nullptr ? backend_.Gather(bytes_, rows, count, dataset_.features(), Floats(x_))
                                        : backend_.Gather(floats_, rows, count, dataset_.features(), Floats(x_)));
-  if (regression()) {
-    return backend_.Gather(static_cast<const float*>(all_labels_), rows, count, 1, Floats(labels_));
-  }
+  if (regression()) return backend_.Gather(static_cast<const float*>(all_labels_), rows, count, 1, Floats(labels_));
   return backend_.Gather(static_cast<const int32_t*>(all_labels_), rows, count, Integers(labels_));
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -9,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ps/client.h"
 #include "worker/data/dataset.h"
 #include "worker/data/sampler.h"
 #include "worker/model/backend.h"
@@ -121,7 +123,23 @@ int64_t BudgetOf(int64_t steps, double epochs, int64_t batches_per_epoch);
 // a step that is skipped to is one. Never waits.
 std::unique_ptr<BatchSource> MakeFixedShare(Sampler sampler, int64_t first, int64_t total);
 
-// The batch that a worker trains on and the one after it, which is loaded while servers are at work.
+// The batches of a job whose chief hands out runs of samples (--budget=job): each is taken when the worker is ready for
+// it, until the whole job's are used. A batch is a run of batch_size samples of an epoch's permutation; `full` (0) is
+// one worker's part of the samples.
+struct HandedOutRunsOptions {
+  SamplerOptions sampler;  // Any rank's.
+  // The whole job's: `epochs` of runs, or as many for each worker as `steps`, if that is not 0.
+  double epochs = 1;
+  int64_t steps = 0;
+  // Others need a contribution of this worker to every step, if only an empty one: while it has to wait for a run it
+  // gets batches without samples.
+  bool fills_steps = false;
+  // Client::TakeRun.
+  std::function<absl::StatusOr<TakenRun>(const RunRequest&)> take_run;
+};
+// The place of a batch is its run's number; that of one without samples is the last run's. It skips to no step.
+// INVALID_ARGUMENT as of Sampler::Create.
+absl::StatusOr<std::unique_ptr<BatchSource>> MakeHandedOutRuns(const HandedOutRunsOptions& options);
 
 // A batch that is where the network computes.
 struct TrainingBatch {

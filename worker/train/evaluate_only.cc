@@ -1,13 +1,10 @@
 #include "worker/train/evaluate_only.h"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cmath>
 #include <memory>
 #include <numeric>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include <spdlog/spdlog.h>
@@ -16,9 +13,8 @@
 #include "common/files.h"
 #include "common/safetensors.h"
 #include "common/status.h"
+#include "common/text.h"
 #include "worker/train/batches.h"
-#include "worker/train/evaluator.h"
-#include "worker/train/finite_weights.h"
 #include "worker/train/preparation.h"
 
 namespace ps {
@@ -78,16 +74,9 @@ std::string Header(const Dataset& samples, bool labelled, int64_t outputs) {
   return header.substr(labelled ? 0 : 1) + "\n";
 }
 
-// The fewest digits that read back as the same number.
-template <typename T>
-std::string Shortest(T value) {
-  std::array<char, 32> text;
-  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
-}
-
 // A number of the network, in the units of the targets as read.
 std::string Unscaled(float value, const ColumnScaling& targets) {
-  return targets.scale.empty() ? Shortest(value) : Shortest(targets.offset[0] + targets.scale[0] * value);
+  return targets.scale.empty() ? ExactText(value) : ExactText(targets.offset[0] + targets.scale[0] * value);
 }
 
 std::string Line(const DataSplits& data, int64_t sample, std::span<const float> outputs) {
@@ -100,7 +89,7 @@ std::string Line(const DataSplits& data, int64_t sample, std::span<const float> 
   }
   std::string line = absl::StrFormat(",%d", samples.class_label(samples.labels()[at]));
   if (data.unlabelled_test) line.clear();
-  for (const float output : outputs) absl::StrAppend(&line, ",", Shortest(output));
+  for (const float output : outputs) absl::StrAppend(&line, ",", ExactText(output));
   return line.substr(1) + "\n";
 }
 

@@ -8,10 +8,8 @@
 #include <numeric>
 #include <span>
 #include <utility>
-#include <vector>
 
 #include <spdlog/spdlog.h>
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/status.h"
 
@@ -70,7 +68,7 @@ absl::StatusOr<Evaluation> Evaluator::Validation(const Mark& mark) {
   return Evaluate(*validation_, "validation", mark);
 }
 
-absl::StatusOr<LossSums> Evaluator::Sum(Batches& split) {
+absl::StatusOr<Evaluation> Evaluator::Evaluate(Batches& split, const std::string& name, const Mark& mark) {
   const int64_t size = split.dataset().size();
   std::vector<int32_t> indices(static_cast<size_t>(size));
   std::iota(indices.begin(), indices.end(), 0);
@@ -84,13 +82,8 @@ absl::StatusOr<LossSums> Evaluator::Sum(Batches& split) {
     sums.loss += part.loss;
     sums.correct += part.correct;
   }
-  return sums;
-}
-
-absl::StatusOr<Evaluation> Evaluator::Evaluate(Batches& split, const std::string& name, const Mark& mark) {
-  PS_ASSIGN_OR_RETURN(const LossSums sums, Sum(split));
-  const auto size = static_cast<double>(split.dataset().size());
-  Evaluation found = {.loss = sums.loss * loss_unit_ / size};
+  const auto samples = static_cast<double>(size);
+  Evaluation found = {.loss = sums.loss * loss_unit_ / samples};
   nlohmann::ordered_json fields = {{"step", mark.step},
                                    {"version", mark.version},
                                    {"copied_t", mark.copied_t},
@@ -98,7 +91,7 @@ absl::StatusOr<Evaluation> Evaluator::Evaluate(Batches& split, const std::string
                                    {"loss", found.loss}};
   std::string line = absl::StrFormat("version %d, %s split: loss %.5g", mark.version, name, found.loss);
   if (split.dataset().classes() > 0) {
-    found.accuracy = static_cast<double>(sums.correct) / size;
+    found.accuracy = static_cast<double>(sums.correct) / samples;
     fields["accuracy"] = *found.accuracy;
     absl::StrAppendFormat(&line, ", accuracy %.2f %%", 100.0 * *found.accuracy);
   }
@@ -157,8 +150,7 @@ absl::Status EvaluationThread::Enqueue(const ConstTensors& weights, const Mark& 
   try {
     for (const std::span<const float> tensor : weights) copy.weights.emplace_back(tensor.begin(), tensor.end());
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("version ", mark.version, ": not enough memory for a copy of the weights to be evaluated"));
+    return ResourceExhausted("version ", mark.version, ": not enough memory for a copy of the weights to be evaluated");
   }
   const MutexLock lock(mutex_);
   while (waiting_.size() >= kMaxWaiting && status_.ok()) changed_.Wait(mutex_);
@@ -194,14 +186,6 @@ void EvaluationThread::Run() {
   backend_.reset();
 }
 
-absl::Status EvaluationThread::MakeReady() {
-  if (evaluator_ != nullptr) return absl::OkStatus();
-  PS_ASSIGN_OR_RETURN(backend_, CreateBackend(context_.device, context_.rank));
-  PS_ASSIGN_OR_RETURN(network_, Network::Create(context_.model, *backend_, Evaluator::kBatch));
-  PS_ASSIGN_OR_RETURN(evaluator_, Evaluator::Create(context_.data, *backend_, *network_, context_.metrics));
-  return absl::OkStatus();
-}
-
 void EvaluationThread::Load(const Values& weights) {
   for (size_t tensor = 0; tensor < weights.size(); ++tensor) {
     std::copy(weights[tensor].begin(), weights[tensor].end(), network_->parameters(tensor).begin());
@@ -209,7 +193,11 @@ void EvaluationThread::Load(const Values& weights) {
 }
 
 absl::Status EvaluationThread::Evaluate(Copy& copy) {
-  PS_RETURN_IF_ERROR(MakeReady());
+  if (evaluator_ == nullptr) {
+    PS_ASSIGN_OR_RETURN(backend_, CreateBackend(context_.device, context_.rank));
+    PS_ASSIGN_OR_RETURN(network_, Network::Create(context_.model, *backend_, Evaluator::kBatch));
+    PS_ASSIGN_OR_RETURN(evaluator_, Evaluator::Create(context_.data, *backend_, *network_, context_.metrics));
+  }
   if (copy.weights.empty()) return absl::OkStatus();
   if (!std::exchange(keeps_samples_, true)) PS_RETURN_IF_ERROR(evaluator_->KeepSamples());
   Load(copy.weights);
@@ -219,7 +207,10 @@ absl::Status EvaluationThread::Evaluate(Copy& copy) {
 
 absl::Status EvaluationThread::Validate(Copy& copy) {
   PS_ASSIGN_OR_RETURN(const Evaluation validation, evaluator_->Validation(copy.mark));
-  if (context_.keeps_best) KeepBest(copy.mark, validation, std::move(copy.weights), best_);
+  if (!context_.keeps_best || !std::isfinite(validation.loss)) return absl::OkStatus();
+  if (best_ != nullptr && validation.loss >= best_->validation.loss) return absl::OkStatus();
+  best_ = std::make_shared<const BestWeights>(
+      BestWeights{.mark = copy.mark, .validation = validation, .weights = std::move(copy.weights)});
   return absl::OkStatus();
 }
 

@@ -1,14 +1,12 @@
 // Evaluations of the network, on the way and at the end.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -81,7 +79,6 @@ class Evaluator {
  private:
   Evaluator(Network& network, MetricsWriter& metrics, double loss_unit)
       : network_(network), metrics_(metrics), loss_unit_(loss_unit) {}
-  absl::StatusOr<LossSums> Sum(Batches& split);
   absl::StatusOr<Evaluation> Evaluate(Batches& split, const std::string& name, const Mark& mark);
 
   Network& network_;
@@ -91,22 +88,13 @@ class Evaluator {
   std::unique_ptr<Batches> validation_;  // Null if there is no validation split.
 };
 
-// --keep_best: of the weights that were evaluated, those with the lowest loss on the validation split.
+// --keep_best: of the weights that were evaluated, those with the lowest loss on the validation split, the first of
+// equal ones. A loss that is no finite number is never the lowest.
 struct BestWeights {
   Mark mark;
   Evaluation validation;
   Values weights;
 };
-
-// Puts `weights`, which are of `mark`, in the place of `best` (null: none yet) if their loss is lower. Equal ones
-// change nothing, and a loss that is no finite number is never the best.
-inline void KeepBest(const Mark& mark, const Evaluation& validation, Values weights,
-                     std::shared_ptr<const BestWeights>& best) {
-  if (!std::isfinite(validation.loss)) return;
-  if (best != nullptr && validation.loss >= best->validation.loss) return;
-  best = std::make_shared<const BestWeights>(
-      BestWeights{.mark = mark, .validation = validation, .weights = std::move(weights)});
-}
 
 // Evaluations of copies of the weights, while training goes on.
 
@@ -123,7 +111,8 @@ class EvaluationThread {
     const DeviceOptions& device;  // Never `auto`.
     uint32_t rank = 0;
     MetricsWriter& metrics;
-    // Every copy is evaluated on the validation split, too, and the best one (KeepBest) is what is tested at the end.
+    // Every copy is evaluated on the validation split, too, and the best one (BestWeights) is what is tested at the
+    // end.
     bool keeps_best = false;
   };
 
@@ -166,7 +155,6 @@ class EvaluationThread {
   explicit EvaluationThread(const Context& context) : context_(context) {}
   absl::Status Enqueue(const ConstTensors& weights, const Mark& mark, bool last);
   void Run();
-  absl::Status MakeReady();
   absl::Status Evaluate(Copy& copy);
   absl::Status Validate(Copy& copy);
   absl::Status TestKept(const Mark& last);

@@ -1,11 +1,9 @@
-#include "worker/train/handed_out_runs.h"
-
 #include <algorithm>
 #include <deque>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "worker/train/batches.h"
 
 namespace ps {
 namespace {
@@ -18,8 +16,9 @@ class HandedOutRuns final : public BatchSource {
   HandedOutRuns(HandedOutRunsOptions options, Sampler sampler)
       : options_(std::move(options)),
         sampler_(std::move(sampler)),
-        total_(BudgetOf(std::min(options_.steps, INT64_MAX / options_.num_workers) * options_.num_workers,
-                        options_.epochs, sampler_.steps_per_epoch())) {}
+        workers_(options_.sampler.num_workers),
+        total_(BudgetOf(std::min(options_.steps, INT64_MAX / workers_) * workers_, options_.epochs,
+                        sampler_.steps_per_epoch())) {}
 
   absl::StatusOr<NextBatch> Take(bool wait) override {
     PS_ASSIGN_OR_RETURN(const TakenRun taken, options_.take_run(Request(wait)));
@@ -29,14 +28,14 @@ class HandedOutRuns final : public BatchSource {
       case TakenRun::Outcome::kWait:
         if (!wait) return NextBatch{.kind = NextBatch::Kind::kNotYet};
         if (options_.fills_steps) return Batch(/*is_run=*/false);
-        return absl::InternalError(absl::StrCat("waiting for a run of samples while ", taken_runs_ - finished_runs_,
-                                                " of this worker's are not finished"));
+        return Internal("waiting for a run of samples while ", taken_runs_ - finished_runs_,
+                        " of this worker's are not finished");
       case TakenRun::Outcome::kRun:
         break;
     }
     // On the wire it is anything.
     if (taken.run >= static_cast<uint64_t>(total_)) {
-      return absl::InternalError(absl::StrCat("the chief handed out run ", taken.run, " of ", total_));
+      return Internal("the chief handed out run ", taken.run, " of ", total_);
     }
     ++taken_runs_;
     last_run_ = static_cast<int64_t>(taken.run);
@@ -55,14 +54,14 @@ class HandedOutRuns final : public BatchSource {
   int64_t batches_per_epoch() const override { return sampler_.steps_per_epoch(); }
   int64_t total_batches() const override { return total_; }
   double own_batches_per_epoch() const override {
-    return static_cast<double>(batches_per_epoch()) / static_cast<double>(options_.num_workers);
+    return static_cast<double>(batches_per_epoch()) / static_cast<double>(workers_);
   }
 
  private:
   RunRequest Request(bool wait) const {
     return {.number = taken_runs_ + 1,
             .finished = finished_runs_,
-            .samples = static_cast<uint64_t>(options_.samples),
+            .samples = static_cast<uint64_t>(options_.sampler.samples),
             .batch_size = static_cast<uint64_t>(sampler_.batch_size()),
             .runs = static_cast<uint64_t>(total_),
             .wait = !wait                  ? absl::ZeroDuration()
@@ -79,6 +78,7 @@ class HandedOutRuns final : public BatchSource {
 
   const HandedOutRunsOptions options_;
   Sampler sampler_;  // A single worker's sampler: its steps are the runs.
+  const int64_t workers_;
   const int64_t total_;
   int64_t last_run_ = 0;
   uint64_t taken_runs_ = 0;
@@ -90,13 +90,10 @@ class HandedOutRuns final : public BatchSource {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BatchSource>> MakeHandedOutRuns(const HandedOutRunsOptions& options) {
-  SamplerOptions runs = {.samples = options.samples,
-                         .num_workers = options.num_workers,
-                         .batch_size = options.batch_size,
-                         .seed = options.seed,
-                         .shuffle = options.shuffle};
+  SamplerOptions runs = options.sampler;
   PS_ASSIGN_OR_RETURN(Sampler share, Sampler::Create(runs));
   runs.num_workers = 1;
+  runs.rank = 0;
   runs.batch_size = share.batch_size();
   PS_ASSIGN_OR_RETURN(Sampler sampler, Sampler::Create(runs));
   return std::make_unique<HandedOutRuns>(options, std::move(sampler));

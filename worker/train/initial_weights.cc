@@ -1,10 +1,11 @@
 #include "worker/train/initial_weights.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <filesystem>
-#include <map>
 #include <set>
+#include <span>
 #include <system_error>
 #include <utility>
 
@@ -14,11 +15,26 @@
 #include "common/checkpoint/stored_weights.h"
 #include "common/hash.h"
 #include "common/safetensors.h"
+#include "common/simd.h"
 #include "common/status.h"
-#include "worker/train/finite_weights.h"
 
 namespace ps {
 namespace {
+
+// The sign of NaN says nothing.
+std::string Text(double value) { return std::isnan(value) ? "nan" : absl::StrCat(value); }
+
+// INVALID_ARGUMENT, naming the tensor and the element, if any of the values is infinite or no number.
+absl::Status CheckFinite(const Layout& layout, const ConstTensors& weights) {
+  for (size_t tensor = 0; tensor < weights.size(); ++tensor) {
+    const std::span<const float> values = weights[tensor];
+    if (AllFinite(values.data(), values.size(), BestIsa())) continue;
+    const auto bad = std::find_if_not(values.begin(), values.end(), [](float value) { return std::isfinite(value); });
+    return InvalidArgument("tensor ", ToString(layout[tensor]), ": element ", bad - values.begin(), " is ", Text(*bad),
+                           "; expected finite numbers within float32");
+  }
+  return absl::OkStatus();
+}
 
 // The number of each tensor of `wanted` among those that `path` has.
 absl::StatusOr<std::vector<uint32_t>> FindTensors(const std::string& path, const Layout& there, const Layout& wanted) {
@@ -28,8 +44,7 @@ absl::StatusOr<std::vector<uint32_t>> FindTensors(const std::string& path, const
         std::find_if(there.begin(), there.end(), [&](const auto& other) { return other.name == spec.name; });
     if (found == there.end() || found->shape != spec.shape) {
       const std::string instead = found == there.end() ? "" : ", but " + ToString(*found);
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ": the model's tensor ", ToString(spec), " is not in it", instead));
+      return InvalidArgument(path, ": the model's tensor ", ToString(spec), " is not in it", instead);
     }
     numbers.push_back(static_cast<uint32_t>(found - there.begin()));
   }
@@ -118,6 +133,26 @@ std::string Fingerprint(const Values& values) {
   hashes.reserve(values.size());
   for (const std::vector<float>& tensor : values) hashes.push_back(HashSlice(tensor));
   return WeightsHash(hashes);
+}
+
+absl::Status CheckOutcome(double value, const std::string& what, const Layout& layout, const ConstTensors& weights) {
+  if (std::isfinite(value)) return absl::OkStatus();
+  const std::string found = absl::StrCat(what, " is ", Text(value));
+  if (const absl::Status finite = CheckFinite(layout, weights); !finite.ok()) {
+    return absl::OutOfRangeError(absl::StrCat(found, ": ", Message(finite)));
+  }
+  float largest = 0;
+  size_t where = 0;
+  for (size_t tensor = 0; tensor < weights.size(); ++tensor) {
+    for (const float weight : weights[tensor]) {
+      if (std::abs(weight) <= largest) continue;
+      largest = std::abs(weight);
+      where = tensor;
+    }
+  }
+  return absl::OutOfRangeError(
+      absl::StrCat(found, ": the weights are finite, but too large for their outputs to be; the ", "largest is ",
+                   largest, ", in tensor ", ToString(layout[where]), " (is the learning rate too high?)"));
 }
 
 }  // namespace ps

@@ -1,4 +1,5 @@
-// The weights that training begins with, or that are evaluated, where --init_weights gives them.
+// The weights that training begins with, or that are evaluated, where --init_weights gives them, and whether weights
+// are numbers that a network makes something of.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ps/client.h"
 #include "ps/tensor.h"
 
 namespace ps {
@@ -31,5 +34,10 @@ absl::StatusOr<InitialWeights> ReadInitialWeights(const std::string& path, const
 
 // 32 hexadecimal digits that depend on the values alone, so that workers can tell whether they begin with the same.
 std::string Fingerprint(const Values& values);
+
+// OUT_OF_RANGE if `value`, which is `what` ("the test loss"), is infinite or no number: with the tensor that has the
+// largest weight, or one that is not finite itself. Some layers hide such weights: relu makes 0 of NaN, and the
+// accuracy looks like any other.
+absl::Status CheckOutcome(double value, const std::string& what, const Layout& layout, const ConstTensors& weights);
 
 }  // namespace ps

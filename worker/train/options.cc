@@ -4,10 +4,8 @@
 #include <array>
 #include <cmath>
 #include <filesystem>
-#include <string>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
@@ -23,14 +21,13 @@ constexpr double kMaxEpochs = 1e9;
 constexpr int kMaxThreads = 1024;
 
 void CheckBudget(const WorkerOptions& options, Problems& problems) {
-  problems.Check(options.batch_size >= 0 && options.batch_size <= kBatchSizeMax,
-                 absl::StrCat("--batch_size=", options.batch_size, ": expected 1 to ", kBatchSizeMax, ", or full"));
+  problems.Check(options.batch_size >= 0 && options.batch_size <= kBatchSizeMax, "--batch_size=", options.batch_size,
+                 ": expected 1 to ", kBatchSizeMax, ", or full");
   problems.CheckPositive("epochs", options.epochs, kMaxEpochs);
-  problems.Check(options.steps >= 0, absl::StrCat("--steps=", options.steps, ": expected 0 or more"));
-  problems.Check(std::isfinite(options.eval_every) && options.eval_every >= 0,
-                 absl::StrCat("--eval_every=", options.eval_every, ": expected 0 or more"));
-  problems.Check(options.warm_up_steps >= 0,
-                 absl::StrCat("warm_up_steps=", options.warm_up_steps, ": expected 0 or more"));
+  problems.Check(options.steps >= 0, "--steps=", options.steps, ": expected 0 or more");
+  problems.Check(std::isfinite(options.eval_every) && options.eval_every >= 0, "--eval_every=", options.eval_every,
+                 ": expected 0 or more");
+  problems.Check(options.warm_up_steps >= 0, "warm_up_steps=", options.warm_up_steps, ": expected 0 or more");
 }
 
 void CheckKeepBest(const WorkerOptions& options, Problems& problems) {
@@ -55,20 +52,19 @@ bool SamePath(const std::string& a, const std::string& b) {
 // A file that is both would lose what one of its two uses needs.
 void CheckFiles(const WorkerOptions& options, Problems& problems) {
   problems.Check(options.predict.empty() || !SamePath(options.predict, options.init_weights),
-                 absl::StrCat("--predict=", options.predict, ": is also the --init_weights"));
+                 "--predict=", options.predict, ": is also the --init_weights");
   for (const auto& [flag, path] :
        {std::pair("--save_weights", options.save_weights), std::pair("--init_weights", options.init_weights),
         std::pair("--predict", options.predict)}) {
-    problems.Check(!SamePath(path, options.metrics_file),
-                   absl::StrCat(flag, "=", path, ": is also the --metrics_file"));
+    problems.Check(!SamePath(path, options.metrics_file), flag, "=", path, ": is also the --metrics_file");
   }
   const std::vector<std::string> data = NamedFiles(options.data);
   for (const auto& [flag, path] :
        {std::pair("--save_weights", options.save_weights), std::pair("--metrics_file", options.metrics_file),
         std::pair("--predict", options.predict)}) {
     const auto is_path = [&path = path](const std::string& file) { return SamePath(path, file); };
-    problems.Check(std::none_of(data.begin(), data.end(), is_path),
-                   absl::StrCat(flag, "=", path, ": is also a file of the --dataset"));
+    problems.Check(std::none_of(data.begin(), data.end(), is_path), flag, "=", path,
+                   ": is also a file of the --dataset");
   }
 }
 
@@ -164,8 +160,8 @@ absl::Status TakeJobFlags(const ClientOptions& options, CommandLine& line) {
                }));
   const absl::Status taken = SetFlags(*told, line);
   return taken.ok() ? taken
-                    : absl::FailedPreconditionError(absl::StrCat(
-                          "what the job's other workers were started with is not for this program: ", Message(taken)));
+                    : FailedPrecondition("what the job's other workers were started with is not for this program: ",
+                                         Message(taken));
 }
 
 }  // namespace ps

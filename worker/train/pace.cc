@@ -1,11 +1,9 @@
 #include "worker/train/pace.h"
 
-#include <cmath>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/problems.h"
 #include "common/random.h"
@@ -34,8 +32,8 @@ absl::StatusOr<std::optional<PaceOptions::Straggler>> ParseStraggler(const std::
   PaceOptions::Straggler read;
   const auto parse = [](const std::string& part, uint32_t* rank) { return absl::SimpleAtoi(part, rank); };
   if (ParsePair(text, parse, read.rank, read.factor)) return read;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--experiment_straggler=", text, ": expected RANK:FACTOR with a factor of 1 to ", kMaxFactor, ", as in 3:4"));
+  return InvalidArgument("--experiment_straggler=", text, ": expected RANK:FACTOR with a factor of 1 to ", kMaxFactor,
+                         ", as in 3:4");
 }
 
 absl::StatusOr<std::optional<PaceOptions::Delays>> ParseDelays(const std::string& text) {
@@ -43,9 +41,9 @@ absl::StatusOr<std::optional<PaceOptions::Delays>> ParseDelays(const std::string
   PaceOptions::Delays read;
   const auto parse = [](const std::string& part, double* share) { return absl::SimpleAtod(part, share); };
   if (ParsePair(text, parse, read.share, read.factor) && read.share >= 0 && read.share <= 1) return read;
-  return absl::InvalidArgumentError(absl::StrCat("--experiment_delays=", text,
-                                                 ": expected SHARE:FACTOR with a share of 0 to 1 and a factor of 1 to ",
-                                                 kMaxFactor, ", as in 0.05:10"));
+  return InvalidArgument("--experiment_delays=", text,
+                         ": expected SHARE:FACTOR with a share of 0 to 1 and a factor of 1 to ", kMaxFactor,
+                         ", as in 0.05:10");
 }
 
 absl::Status ValidatePace(const PaceOptions& options) {

@@ -41,9 +41,9 @@ bool Matches(std::string_view pattern, std::string_view name) {
 }
 
 absl::Status WrongGroup(const std::string& group, const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat("--param_groups: ", group, ": ", what,
-                                                 "; expected PATTERN:learning_rate=FACTOR,weight_decay=FACTOR",
-                                                 " (or one of the two), groups divided by ;"));
+  return InvalidArgument("--param_groups: ", group, ": ", what,
+                         "; expected PATTERN:learning_rate=FACTOR,weight_decay=FACTOR",
+                         " (or one of the two), groups divided by ;");
 }
 
 absl::StatusOr<ParamGroup> ParseGroup(const std::string& text) {
@@ -69,8 +69,8 @@ absl::StatusOr<ParamGroup> ParseGroup(const std::string& text) {
 void CheckFactorRange(const ParamGroup& group, const char* name, const std::optional<float>& factor,
                       Problems& problems) {
   if (!factor.has_value()) return;
-  problems.Check(std::isfinite(*factor) && *factor >= 0, absl::StrCat("--param_groups: ", group.pattern, ":", name, "=",
-                                                                      *factor, ": expected a factor of 0 or more"));
+  problems.Check(std::isfinite(*factor) && *factor >= 0, "--param_groups: ", group.pattern, ":", name, "=", *factor,
+                 ": expected a factor of 0 or more");
 }
 
 std::string NamesOf(const Layout& layout) {
@@ -94,8 +94,8 @@ absl::StatusOr<std::vector<ParamGroup>> ParseParamGroups(const std::string& text
 
 absl::StatusOr<Layout> WithFactors(Layout layout, const std::vector<ParamGroup>& groups, bool decay_biases) {
   Problems problems;
-  problems.Check(groups.size() <= kMaxGroups,
-                 absl::StrCat("--param_groups: ", groups.size(), " groups; expected at most ", kMaxGroups));
+  problems.Check(groups.size() <= kMaxGroups, "--param_groups: ", groups.size(), " groups; expected at most ",
+                 kMaxGroups);
   for (TensorSpec& tensor : layout) {
     if (!decay_biases && tensor.shape.size() < 2) tensor.weight_decay_factor = 0;
   }
@@ -110,8 +110,8 @@ absl::StatusOr<Layout> WithFactors(Layout layout, const std::vector<ParamGroup>&
       layout[tensor].learning_rate_factor = group.learning_rate.value_or(base[tensor].learning_rate_factor);
       layout[tensor].weight_decay_factor = group.weight_decay.value_or(base[tensor].weight_decay_factor);
     }
-    problems.Check(matches, absl::StrCat("--param_groups: ", group.pattern,
-                                         ": no tensor of the model has such a name; it has ", NamesOf(layout)));
+    problems.Check(matches, "--param_groups: ", group.pattern, ": no tensor of the model has such a name; it has ",
+                   NamesOf(layout));
   }
   if (absl::Status status = problems.ToStatus(); !status.ok()) return status;
   return layout;

@@ -1,8 +1,6 @@
 #include "worker/train/preparation.h"
 
 #include <cstdint>
-#include <map>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -12,7 +10,6 @@
 #include "common/files.h"
 #include "common/status.h"
 #include "common/text.h"
-#include "worker/data/own_data.h"
 
 namespace ps {
 
@@ -35,9 +32,9 @@ absl::StatusOr<TrainedWith> FindTrainedWith(const WorkerOptions& options, const 
         "or an export does not): what follows goes by the training split of --dataset={}",
         weights.source, options.data.dataset);
   } else if (asked != Normalize::kAuto && asked != model->scaling->kind) {
-    return absl::InvalidArgumentError(absl::StrCat("--normalize=", ToString(asked), ": ", weights.source,
-                                                   " was trained with --normalize=", ToString(model->scaling->kind),
-                                                   ", and its scaling is in it; leave the flag out"));
+    return InvalidArgument("--normalize=", ToString(asked), ": ", weights.source,
+                           " was trained with --normalize=", ToString(model->scaling->kind),
+                           ", and its scaling is in it; leave the flag out");
   }
   return model;
 }
@@ -61,9 +58,7 @@ absl::Status TakeStored(const std::string& flag, bool open, bool evaluates, cons
   }
   if (!open) return absl::InvalidArgumentError(problem);
   const absl::StatusOr<Kind> parsed = parse(stored->second);
-  if (!parsed.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--init_weights: ", trained, ", which this program does not know"));
-  }
+  if (!parsed.ok()) return InvalidArgument("--init_weights: ", trained, ", which this program does not know");
   spdlog::info("{}: so it is taken here", trained);
   kind = *parsed;
   return absl::OkStatus();
@@ -99,9 +94,8 @@ absl::Status ReadShared(const WorkerOptions& options, Preparation& made) {
   }
   DatasetOptions dataset = options.data;
   dataset.unlabelled_test = !options.predict.empty();
-  PS_ASSIGN_OR_RETURN(DataSplits data, LoadDataset(dataset, model));
-  LogNotes(data.notes);
-  made.data = std::move(data);
+  PS_ASSIGN_OR_RETURN(made.data, LoadDataset(dataset, model));
+  LogNotes(made.data.notes);
   const Dataset& train = made.data.train;
   TellClasses(options, model, made.initial, train);
   if (!Evaluates(options)) TellOtherData(made.data, made.initial);
@@ -111,11 +105,9 @@ absl::Status ReadShared(const WorkerOptions& options, Preparation& made) {
 }
 
 absl::Status ReadOwn(const WorkerOptions& options, Preparation& made) {
-  PS_ASSIGN_OR_RETURN(UnscaledSplits own, LoadUnscaled(options.data));
-  LogNotes(own.notes);
-  PS_ASSIGN_OR_RETURN(DataSummary summary, Summarise(own));
-  made.own = std::move(own);
-  made.summary = std::move(summary);
+  PS_ASSIGN_OR_RETURN(made.own, LoadUnscaled(options.data));
+  LogNotes(made.own->notes);
+  PS_ASSIGN_OR_RETURN(made.summary, Summarise(*made.own));
   made.data.scaling.kind = made.own->normalize;
   const DatasetContent& train = made.own->train;
   spdlog::info("--data=own: --dataset={} has {} training samples of {} features; --normalize={}", options.data.dataset,
@@ -131,9 +123,7 @@ absl::Status ReadOwn(const WorkerOptions& options, Preparation& made) {
 void TellOtherData(const DataSplits& data, const InitialWeights& weights) {
   const absl::StatusOr<TrainedWith> model = ParseDataMetadata(weights.metadata);
   if (!model.ok()) return spdlog::warn("--init_weights: {}: {}", weights.source, Message(model.status()));
-  std::vector<double> labels;
-  labels.reserve(static_cast<size_t>(data.train.classes()));
-  for (int32_t k = 0; k < data.train.classes(); ++k) labels.push_back(static_cast<double>(data.train.class_label(k)));
+  const std::vector<double> labels = ClassLabels(data.train.classes(), data.train.class_labels());
   if (!model->class_labels.empty() && !labels.empty() && labels != model->class_labels) {
     spdlog::warn("--init_weights: {} was trained on the labels {}; its outputs are now taken for the labels {}",
                  weights.source, ToString(model->class_labels), ToString(labels));
@@ -174,23 +164,19 @@ absl::Status CheckModelFits(const ModelOptions& model, const std::string& datase
   const int64_t outputs = model.widths.back();
   const bool regression = classes == 0;
   if (regression && model.loss != Loss::kMse) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--loss: the targets of --dataset=", dataset, " are not class numbers; expected --loss=mse"));
+    return InvalidArgument("--loss: the targets of --dataset=", dataset, " are not class numbers; expected --loss=mse");
   }
   if (features != inputs) {
-    return absl::InvalidArgumentError(absl::StrCat("--model: the network takes ", inputs,
-                                                   " inputs, but the samples of ", dataset, " have ", features,
-                                                   " features", FeaturesHint(dataset, features, inputs)));
+    return InvalidArgument("--model: the network takes ", inputs, " inputs, but the samples of ", dataset, " have ",
+                           features, " features", FeaturesHint(dataset, features, inputs));
   }
   if (regression && outputs != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--model: the network has ", outputs, " outputs, but ", dataset, " has one target a sample"));
+    return InvalidArgument("--model: the network has ", outputs, " outputs, but ", dataset, " has one target a sample");
   }
   if (classes > outputs) {
     const bool meant = model.loss == Loss::kMse && outputs == 1;
-    return absl::InvalidArgumentError(absl::StrCat("--model: the network has ", outputs, " outputs, but ", dataset,
-                                                   " has labels from 0 to ", classes - 1,
-                                                   meant ? "; to learn them as numbers, add ,task=regression" : ""));
+    return InvalidArgument("--model: the network has ", outputs, " outputs, but ", dataset, " has labels from 0 to ",
+                           classes - 1, meant ? "; to learn them as numbers, add ,task=regression" : "");
   }
   return absl::OkStatus();
 }

@@ -1,7 +1,6 @@
 #include "worker/train/step_stats.h"
 
 #include <algorithm>
-#include <string>
 #include <vector>
 
 #include <spdlog/spdlog.h>

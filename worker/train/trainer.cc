@@ -10,10 +10,7 @@
 #include "common/status.h"
 #include "common/sync.h"
 #include "common/text.h"
-#include "worker/data/own_data.h"
 #include "worker/train/evaluate_only.h"
-#include "worker/train/finite_weights.h"
-#include "worker/train/handed_out_runs.h"
 
 namespace ps {
 namespace {
@@ -26,9 +23,7 @@ constexpr std::chrono::milliseconds kLookEvery(100);
 template <typename TensorsMemory>
 std::vector<Memory> Blocks(const TensorsMemory& memory, const std::shared_ptr<void>& owner) {
   std::vector<Memory> blocks;
-  for (const auto& tensor : memory.tensors) {
-    blocks.emplace_back(owner, reinterpret_cast<std::byte*>(tensor.data()));
-  }
+  for (const auto& tensor : memory.tensors) blocks.emplace_back(owner, reinterpret_cast<std::byte*>(tensor.data()));
   return blocks;
 }
 
@@ -90,7 +85,13 @@ absl::Status Trainer::TrainGeneration(const nlohmann::ordered_json& flags) {
   const absl::Status trained = Train();
   training_ = false;
   PS_RETURN_IF_ERROR(trained);
-  if (leaves_in_order_) return LeaveEarly();
+  if (leaves_in_order_) {  // The job can go on without waiting for this worker's lease to end.
+    const uint64_t step = exchanges_->step();
+    spdlog::info("leaving the job at step {}, as asked", step);
+    (void)client_->Leave(absl::StrCat("asked to, before its step ", step));  // Without it the lease does.
+    result_.left_early = true;
+    return absl::OkStatus();
+  }
   PS_RETURN_IF_ERROR(Finish());
   return Leave();
 }
@@ -110,15 +111,6 @@ void Trainer::LeaveInOrder() {
       PauseUntil(Now() + kLookEvery, ended);
     }
   });
-}
-
-// The job can go on without waiting for this worker's lease to end.
-absl::Status Trainer::LeaveEarly() {
-  const uint64_t step = exchanges_->step();
-  spdlog::info("leaving the job at step {}, as asked", step);
-  (void)client_->Leave(absl::StrCat("asked to, before its step ", step));  // Without it the lease does.
-  result_.left_early = true;
-  return absl::OkStatus();
 }
 
 // Whether this is how a client ended that another one follows. A stop, and what else may fail meanwhile, is final.
@@ -237,11 +229,8 @@ absl::Status Trainer::Train() {
     if (!batch.has_value()) return steps_->Conclude();
     if (stop_.stop_requested()) return absl::CancelledError(absl::StrCat("stopped at step ", exchanges_->step()));
     PS_RETURN_IF_ERROR(TrainBatch(*batch, rhythm));
-    if (leaves_in_order_ && steps_->at_exchange()) return SettleToLeave();
+    if (leaves_in_order_ && steps_->at_exchange()) break;
   }
-}
-
-absl::Status Trainer::SettleToLeave() {
   PS_RETURN_IF_ERROR(steps_->Settle());
   if (steps_->open_samples() > 0) {
     spdlog::warn(
@@ -268,11 +257,8 @@ absl::Status Trainer::TrainBatch(const TrainingBatch& batch, EvaluationRhythm& r
   const bool evaluates = due && client_->lead();
   if (next != NextBatch::Kind::kBatch) PS_RETURN_IF_ERROR(steps_->Settle());
   stats_->AddTime(batch.place, Seconds(Now() - began));
-  return evaluates ? EvaluateOnTheWay() : absl::OkStatus();
-}
-
-// It only waits where copies come faster than they are evaluated.
-absl::Status Trainer::EvaluateOnTheWay() {
+  if (!evaluates) return absl::OkStatus();
+  // Training only waits for it where copies come faster than they are evaluated.
   PS_ASSIGN_OR_RETURN(const ConstTensors weights, steps_->ServersWeights());
   client_->SetBusy("evaluating");
   absl::Status added = evaluation_->Add(weights, exchanges_->step(), exchanges_->version());
@@ -288,29 +274,27 @@ absl::Status Trainer::Finish() {
   result_.lead = client_->lead();
   if (!result_.lead) return evaluation_->Drain();
   concludes_ = true;
-  PS_ASSIGN_OR_RETURN(const ExchangeResult last, exchanges_->PullLast(weights_));
+  PS_ASSIGN_OR_RETURN(const ExchangeResult last, exchanges_->Pull(weights_, /*float32=*/true));
   const ConstTensors weights(weights_.begin(), weights_.end());
   PS_ASSIGN_OR_RETURN(const EvaluationThread::Kept kept, evaluation_->Last(weights, exchanges_->step(), last.version));
   result_.test = kept.test;
   result_.version = kept.mark.version;
   result_.last_version = last.version;
-  if (!options_.keep_best.empty()) TellKept(kept.best.get());
+  if (!options_.keep_best.empty()) {
+    if (kept.best == nullptr) {
+      spdlog::warn("--keep_best={}: no loss on the validation split was finite; kept the last version, {}",
+                   options_.keep_best, result_.last_version);
+    } else {
+      result_.validation = kept.best->validation;
+      spdlog::info("--keep_best={}: kept version {}, validation loss {:.6g}; the last is version {}",
+                   options_.keep_best, result_.version, kept.best->validation.loss, result_.last_version);
+    }
+  }
   const ConstTensors tested =
       kept.best == nullptr ? weights : ConstTensors(kept.best->weights.begin(), kept.best->weights.end());
   result_.end_status = Keep(tested);
   result_.end_status.Update(CheckOutcome(kept.test.loss, "the test loss", network_->layout(), tested));
   return absl::OkStatus();
-}
-
-void Trainer::TellKept(const BestWeights* best) {
-  if (best == nullptr) {
-    spdlog::warn("--keep_best={}: no loss on the validation split was finite; kept the last version, {}",
-                 options_.keep_best, result_.last_version);
-    return;
-  }
-  result_.validation = best->validation;
-  spdlog::info("--keep_best={}: kept version {}, validation loss {:.6g}; the last is version {}", options_.keep_best,
-               result_.version, best->validation.loss, result_.last_version);
 }
 
 absl::Status Trainer::Keep(const ConstTensors& weights) {
@@ -352,8 +336,6 @@ absl::StatusOr<TrainingResult> Trainer::End(const absl::Status& status) {
   return result_;
 }
 
-// ---- What a trainer makes once it has joined: all that depends on its rank and its client, for each generation anew.
-
 absl::Status Trainer::TakeDataOfAll() {
   const std::optional<DataSummary> of_all = client_->data_of_all();
   if (data_of_all_.has_value()) {
@@ -383,50 +365,48 @@ absl::Status Trainer::SetUp() {
   }
   spdlog::info("rank {} of {} as {}, {} mode, {}", client_->rank(), client_->num_workers(), client_->name(),
                client_->mode(), backend_->name());
-  PS_RETURN_IF_ERROR(MakeSource());
-  PS_RETURN_IF_ERROR(MakeNetwork());
+  PS_RETURN_IF_ERROR(client_->hands_out_runs() ? MakeSourceOfRuns() : MakeSourceOfShare());
+  PS_ASSIGN_OR_RETURN(const NetworkMemory memory, MemoryOfClient());
+  PS_ASSIGN_OR_RETURN(network_, Network::Create(options_.model, *backend_, source_->batch_size(), memory));
+  weights_ = network_->parameters();
   return MakeBatches();
 }
 
-absl::Status Trainer::MakeSource() { return client_->hands_out_runs() ? MakeSourceOfRuns() : MakeSourceOfShare(); }
+SamplerOptions Trainer::SamplerOf() const {
+  return {.samples = prepared_.data.train.size(),
+          .num_workers = static_cast<int32_t>(client_->num_workers()),
+          .rank = static_cast<int32_t>(client_->rank()),
+          .batch_size = options_.batch_size,
+          .seed = options_.seed,
+          .shuffle = options_.shuffle};
+}
 
 absl::Status Trainer::MakeSourceOfRuns() {
   PS_ASSIGN_OR_RETURN(
-      std::unique_ptr<BatchSource> source,
-      MakeHandedOutRuns({.samples = prepared_.data.train.size(),
-                         .batch_size = options_.batch_size,
-                         .seed = options_.seed,
-                         .shuffle = options_.shuffle,
-                         .num_workers = static_cast<int32_t>(client_->num_workers()),
+      source_,
+      MakeHandedOutRuns({.sampler = SamplerOf(),
                          .epochs = options_.epochs,
                          .steps = options_.steps,
                          .fills_steps = client_->policy().empty_contributions,
                          .take_run = [this](const RunRequest& request) { return client_->TakeRun(request); }}));
-  source_ = std::move(source);
   return absl::OkStatus();
 }
 
 absl::Status Trainer::MakeSourceOfShare() {
-  const int64_t largest = data_of_all_.has_value() ? static_cast<int64_t>(data_of_all_->largest) : 0;
-  absl::StatusOr<Sampler> sampler = Sampler::Create({.samples = prepared_.data.train.size(),
-                                                     .num_workers = static_cast<int32_t>(client_->num_workers()),
-                                                     .rank = static_cast<int32_t>(client_->rank()),
-                                                     .batch_size = options_.batch_size,
-                                                     .seed = options_.seed,
-                                                     .shuffle = options_.shuffle,
-                                                     .largest = largest});
-  if (!sampler.ok()) return sampler.status();
-  const int64_t per_epoch = sampler->steps_per_epoch();
+  SamplerOptions options = SamplerOf();
+  if (data_of_all_.has_value()) options.largest = static_cast<int64_t>(data_of_all_->largest);
+  PS_ASSIGN_OR_RETURN(Sampler sampler, Sampler::Create(options));
+  const int64_t per_epoch = sampler.steps_per_epoch();
   origin_ = OriginOf(client_->resized(), prepared_.data.train.size(), per_epoch);
   int64_t total = BudgetOf(options_.steps, options_.epochs, per_epoch);
   // A budget of steps counts those that were made with another number of workers.
   if (options_.steps > 0) total += origin_.batch - FirstBatch(client_->policy(), origin_.step, per_epoch, total);
-  std::function<int64_t(int64_t)> samples_of = [&sampler](int64_t batch) { return sampler->SamplesOf(batch); };
+  std::function<int64_t(int64_t)> samples_of = [&sampler](int64_t batch) { return sampler.SamplesOf(batch); };
   // Others' steps are not steps of a rank whose samples are its own: it goes by the rank that has samples in all
   // batches.
   if (data_of_all_.has_value() && client_->starts_with_others()) samples_of = nullptr;
   const int64_t first = FirstBatch(client_->policy(), client_->start_step(), per_epoch, total, samples_of, origin_);
-  source_ = MakeFixedShare(*std::move(sampler), first, total);
+  source_ = MakeFixedShare(std::move(sampler), first, total);
   return absl::OkStatus();
 }
 
@@ -454,30 +434,21 @@ absl::StatusOr<NetworkMemory> Trainer::MemoryOfClient() {
                        .gradients = PinnedBlocks(*backend_, gradients, "copied once more on their way to the servers")};
 }
 
-absl::Status Trainer::MakeNetwork() {
-  PS_ASSIGN_OR_RETURN(NetworkMemory memory, MemoryOfClient());
-  PS_ASSIGN_OR_RETURN(network_, Network::Create(options_.model, *backend_, source_->batch_size(), memory));
-  weights_ = network_->parameters();
-  return absl::OkStatus();
-}
-
 // All that must be in the device's memory comes first; what is left of it is for keeping samples there.
 absl::Status Trainer::MakeBatches() {
   const Dataset& train = prepared_.data.train;
   PS_ASSIGN_OR_RETURN(train_batches_, Batches::Create(train, *backend_, std::min(source_->batch_size(), train.size())));
   feed_ = std::make_unique<BatchFeed>(*source_, *train_batches_);
-  if (evaluation_ == nullptr) PS_RETURN_IF_ERROR(MakeEvaluation());
+  if (evaluation_ == nullptr) {
+    PS_ASSIGN_OR_RETURN(evaluation_, EvaluationThread::Create({.data = prepared_.data,
+                                                               .model = options_.model,
+                                                               .device = prepared_.device,
+                                                               .rank = client_->rank(),
+                                                               .metrics = *prepared_.metrics,
+                                                               .keeps_best = !options_.keep_best.empty()}));
+    if (!backend_->unified()) PS_RETURN_IF_ERROR(evaluation_->SetUp());
+  }
   return train_batches_->KeepSamples();
-}
-
-absl::Status Trainer::MakeEvaluation() {
-  PS_ASSIGN_OR_RETURN(evaluation_, EvaluationThread::Create({.data = prepared_.data,
-                                                             .model = options_.model,
-                                                             .device = prepared_.device,
-                                                             .rank = client_->rank(),
-                                                             .metrics = *prepared_.metrics,
-                                                             .keeps_best = !options_.keep_best.empty()}));
-  return backend_->unified() ? absl::OkStatus() : evaluation_->SetUp();
 }
 
 }  // namespace ps

@@ -69,31 +69,24 @@ class Trainer {
   absl::Status TakeDataOfAll();
   // Makes what depends on the rank and the client: the backend, the network, the batches.
   absl::Status SetUp();
-  absl::Status MakeSource();
+  SamplerOptions SamplerOf() const;
   absl::Status MakeSourceOfRuns();
   absl::Status MakeSourceOfShare();
   absl::StatusOr<NetworkMemory> MemoryOfClient();
-  absl::Status MakeNetwork();
   absl::Status MakeBatches();
-  absl::Status MakeEvaluation();
   void WriteStart(const nlohmann::ordered_json& flags);
   absl::Status Start();
   void TellJoinedAgain();
 
   absl::Status Train();
-  absl::Status SettleToLeave();
   absl::StatusOr<std::optional<TrainingBatch>> NextTrainingBatch();
   // One batch, and a copy of the weights where an evaluation is due.
   absl::Status TrainBatch(const TrainingBatch& batch, EvaluationRhythm& rhythm);
-  absl::Status EvaluateOnTheWay();
 
   absl::Status Finish();
-  // What --keep_best has come to; null: nothing was the best.
-  void TellKept(const BestWeights* best);
   // Saves these weights and hashes the servers', each whether or not the other fails.
   absl::Status Keep(const ConstTensors& weights);
   absl::Status Leave();
-  absl::Status LeaveEarly();
   // Leaves the job, if that was not done; the result if all went well.
   absl::StatusOr<TrainingResult> End(const absl::Status& status);
 

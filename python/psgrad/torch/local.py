@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -253,6 +254,162 @@ class AverageWeights(LocalTraining):
         return result
 
 
+@dataclass
+class _Fragment:
+    """A part of the model, and the versions that the servers' weights of it are of, as they came last."""
+
+    tensors: list[int]
+    version: int
+    versions: list[int]
+    samples: int = 0  # Since it was pushed last.
+
+
+class AverageFragments(LocalTraining):
+    """The model is averaged in fragments, one after the other, while the worker trains on.
+
+    After every `steps` batches the servers' weights w of one are taken, whose difference was pushed `overlap` batches
+    before; the worker's own become mix * x + (1 - mix) * w. What it pushes of this fragment next is their difference
+    from w. To settle, all fragments are exchanged.
+    Source: Douillard et al., Streaming DiLoCo with overlapping communication, 2025 (arXiv:2501.18512), algorithm 2.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.memory.collect()
+        # w, by tensor of the layout. Of the fragment whose exchange is under way it is being written.
+        self._servers = [weights.clone() for weights in self.memory.weights]
+        progress = self.progress
+        parts = self.local.fragments or [[entry.index for entry in self.pushed]]
+        self._fragments = [_Fragment(list(part), progress.version, list(progress.versions)) for part in parts]
+        self._trained = 0  # Batches so far,
+        self._told = 0  # how many there were at the push that has ended last, and at the last one,
+        self._pushed_at = 0
+        self._settled = 0  # and when all fragments were exchanged last.
+        self._counted = 0  # So many batches the rounds of `progress` count.
+        self._passed = 0  # Samples since the last push.
+        self._exchange: psgrad.Exchange | None = None
+        self._result: psgrad.Result | None = None  # Its end, if that was waited for before its weights are taken.
+        self._pushed: _Fragment | None = None  # Its weights are to be taken.
+        self._pushed_samples = 0
+        self._rate: float | None = None  # The push tells it.
+
+    def step(self, samples: int) -> psgrad.Result | None:
+        self.check()
+        return self._count(self.train(samples))
+
+    def empty(self) -> psgrad.Result | None:
+        return self._count(0)
+
+    @property
+    def open_batches(self) -> int:
+        return self._trained - self._told
+
+    @property
+    def open_samples(self) -> int:
+        under_way = self._pushed_samples if self._exchange is not None else 0
+        return under_way + max(fragment.samples for fragment in self._fragments)
+
+    def settle(self) -> None:
+        if self._trained == self._settled:
+            return
+        self._take()
+        for _ in self._fragments:
+            self._push()
+            self._take()
+        self._settled, self._open = self._trained, 0
+
+    def servers_weights(self) -> list[torch.Tensor]:
+        # The round goes on to where the weights will be taken.
+        self._end_exchange(self._trained - self._open + self.local.steps)
+        return [self._servers[entry.index] for entry in self.pushed]
+
+    def _count(self, samples: int) -> psgrad.Result | None:
+        self._trained += 1
+        self._open += 1
+        self._passed += samples
+        for fragment in self._fragments:
+            fragment.samples += samples
+        if self._open == self.local.steps - self.local.overlap:
+            self._push()
+        if self._open < self.local.steps:
+            return None
+        self._open = 0
+        return self._take()
+
+    @torch.no_grad()
+    def _push(self) -> None:
+        """The next fragment, unless there is nothing to push: nobody waits for it, and its x has not moved."""
+        memory, progress = self.memory, self.progress
+        fragment = self._fragments[progress.step % len(self._fragments)]
+        self._pushed_at = self._trained
+        if fragment.samples == 0 and not self.client.empty_contributions:
+            return
+        memory.collect()
+        out: list[Any] = [None] * len(memory.entries)
+        for index in fragment.tensors:
+            torch.sub(memory.weights[index], self._servers[index], out=memory.gradients[index])
+            out[index] = memory.gradient_buffers[index]
+        samples, fragment.samples = fragment.samples, 0
+        self._pushed_samples = samples
+        passed, self._passed = self._passed + progress.jumped_over, 0
+        progress.jumped_over = 0
+        self._rate = self.learning_rate.to_tell(self.client.lead)
+        self._pushed = fragment
+        self._exchange = self.client.begin(
+            progress.step,
+            out if samples > 0 else [None] * len(out),
+            self._servers,
+            version=fragment.version,
+            versions=fragment.versions,
+            samples=samples,
+            passed=passed,
+            learning_rate=self._rate,
+            skip_not_finite=True,
+            difference=True,
+            tensors=fragment.tensors,
+        )
+
+    def _round_ends(self, at: int, *, pushes: bool) -> None:
+        """After so many batches of all."""
+        batches, self._counted = at - self._counted, at
+        self.progress.count_round(batches, self.local.steps, pushes=pushes)
+
+    def _end_exchange(self, round_ends: int) -> None:
+        """Waits for the weights of the fragment that is under way; x stays as it is."""
+        if self._exchange is None:
+            return
+        assert self._pushed is not None
+        self._round_ends(round_ends, pushes=True)
+        exchange, self._exchange = self._exchange, None
+        self._result = exchange.wait()
+        self.learning_rate.was_told(self._rate, self._result)
+        self.progress.ended(self._result, self._servers)
+        self._pushed.version, self._pushed.versions = self.progress.version, self.progress.versions
+        self._told = self._pushed_at
+
+    @torch.no_grad()
+    def _take(self) -> psgrad.Result | None:
+        if self._exchange is not None:
+            self._end_exchange(self._trained)
+        else:  # It has ended before, or there was nothing to push.
+            self._round_ends(self._trained, pushes=False)
+        if self._pushed is None:
+            self._told = self._pushed_at
+            return None
+        fragment, self._pushed = self._pushed, None
+        memory = self.memory
+        memory.collect()
+        for index in fragment.tensors:
+            own, servers = memory.weights[index], self._servers[index]
+            if self.local.mix == 0:
+                own.copy_(servers)
+            else:
+                own.mul_(self.local.mix).add_(servers, alpha=1 - self.local.mix)
+        memory.publish()
+        result, self._result = self._result, None
+        return result
+
+
 class AverageGradients(AverageWeights):
     """Every `steps` batches the gradient is pushed instead of applied; every so many batches weights are averaged.
 
@@ -419,6 +576,8 @@ _WAYS: dict[str, type[LocalTraining]] = {
 
 def local_steps(local: psgrad.LocalSteps, optimizer: torch.optim.Optimizer, *shared: Any) -> LocalTraining:
     """What the mode asks for. Refused if it needs what this worker does not know."""
+    if local.exchange == "average_weights" and (local.fragments or local.overlap > 0 or local.mix > 0):
+        return AverageFragments(local, optimizer, *shared)
     return _WAYS[local.exchange](local, optimizer, *shared)
 
 

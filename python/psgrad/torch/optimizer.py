@@ -199,6 +199,7 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
                 optimizer=settings,
                 samples_per_epoch=samples_per_epoch,
                 counts_steps=samples is None,
+                does_fragments=True,
                 **_place_in_job(),
             )
         except ValueError as refused:

@@ -1,4 +1,4 @@
-#include "worker/data/own_data.h"
+#include "worker/data/load.h"
 
 #include "absl/strings/str_cat.h"
 #include "common/data_summary.h"

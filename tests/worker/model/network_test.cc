@@ -12,7 +12,7 @@
 #include "tests/catch.h"
 #include "tests/worker/model/on_device.h"
 #include "tests/worker/model/queued_backend.h"
-#include "worker/model/cpu_backend.h"
+#include "worker/model/device.h"
 
 namespace ps {
 namespace {

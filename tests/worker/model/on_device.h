@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "tests/catch.h"
-#include "worker/model/cpu_backend.h"
 #include "worker/model/cuda/backend.h"
+#include "worker/model/device.h"
 
 namespace ps {
 

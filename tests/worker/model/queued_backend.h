@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "worker/model/cpu_backend.h"
+#include "worker/model/device.h"
 
 namespace ps {
 

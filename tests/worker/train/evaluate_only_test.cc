@@ -16,9 +16,8 @@
 #include "tests/catch.h"
 #include "tests/temp_folder.h"
 #include "worker/data/normalize.h"
-#include "worker/model/cpu_backend.h"
+#include "worker/model/device.h"
 #include "worker/train/evaluator.h"
-#include "worker/train/finite_weights.h"
 #include "worker/train/initial_weights.h"
 
 namespace ps {

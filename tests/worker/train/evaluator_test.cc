@@ -5,7 +5,7 @@
 
 #include "tests/catch.h"
 #include "tests/worker/train/metrics_lines.h"
-#include "worker/model/cpu_backend.h"
+#include "worker/model/device.h"
 
 namespace ps {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/train/handed_out_runs.h"
+#include "worker/train/batches.h"
 
 #include <algorithm>
 #include <numeric>
@@ -19,10 +19,7 @@ struct Chief {
   uint64_t runs = 0;
 
   std::unique_ptr<BatchSource> Source(bool fills_steps = false, int64_t steps = 0) {
-    auto source = MakeHandedOutRuns({.samples = 10,
-                                     .batch_size = 4,
-                                     .seed = 3,
-                                     .num_workers = 2,
+    auto source = MakeHandedOutRuns({.sampler = {.samples = 10, .num_workers = 2, .batch_size = 4, .seed = 3},
                                      .epochs = 2,
                                      .steps = steps,
                                      .fills_steps = fills_steps,
@@ -133,19 +130,19 @@ TEST_CASE("a budget of steps is as many runs for each worker, and a full batch o
   CHECK(source->batches_per_epoch() == 3);
   CHECK(source->own_batches_per_epoch() == 1.5);
   CHECK(source->SkipTo(4) == std::nullopt);
-  const auto full = MakeHandedOutRuns({.samples = 9, .batch_size = 0, .num_workers = 2});
+  const auto full = MakeHandedOutRuns({.sampler = {.samples = 9, .num_workers = 2, .batch_size = 0}});
   REQUIRE(full.ok());
   CHECK((*full)->batch_size() == 5);
   CHECK((*full)->batches_per_epoch() == 2);
-  CHECK(absl::IsInvalidArgument(MakeHandedOutRuns({.samples = 0}).status()));
+  CHECK(absl::IsInvalidArgument(MakeHandedOutRuns({.sampler = {.samples = 0}}).status()));
 }
 
 TEST_CASE("what goes wrong at the chief ends the training with its error") {
-  const auto source = MakeHandedOutRuns({.samples = 9, .batch_size = 3, .take_run = [](const RunRequest&) {
+  const auto source = MakeHandedOutRuns({.sampler = {.samples = 9, .batch_size = 3}, .take_run = [](const RunRequest&) {
                                            return absl::StatusOr<TakenRun>(absl::AbortedError("the job failed"));
                                          }});
   CHECK((*source)->Take(true).status() == absl::AbortedError("the job failed"));
-  const auto wild = MakeHandedOutRuns({.samples = 9, .batch_size = 3, .take_run = [](const RunRequest&) {
+  const auto wild = MakeHandedOutRuns({.sampler = {.samples = 9, .batch_size = 3}, .take_run = [](const RunRequest&) {
                                          return TakenRun{.outcome = Outcome::kRun, .run = 3};
                                        }});
   CHECK(absl::IsInternal((*wild)->Take(true).status()));

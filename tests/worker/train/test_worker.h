@@ -11,7 +11,7 @@
 #include "tests/catch.h"
 #include "tests/worker/train/fake_client.h"
 #include "tests/worker/train/metrics_lines.h"
-#include "worker/model/cpu_backend.h"
+#include "worker/model/device.h"
 #include "worker/train/evaluator.h"
 #include "worker/train/steps/steps.h"
 

@@ -286,8 +286,8 @@ absl::StatusOr<int> CheckCapabilities(int cards) {
     PS_CUDA_RETURN_IF_ERROR(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, card));
     PS_CUDA_RETURN_IF_ERROR(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, card));
     if (10 * major + minor < PS_CUDA_OLDEST) {
-      return absl::UnavailableError(absl::StrCat("cuda:", card, " has compute capability ", major, ".", minor,
-                                                 ", this build needs ", PS_CUDA_OLDEST / 10, ".", PS_CUDA_OLDEST % 10));
+      return Unavailable("cuda:", card, " has compute capability ", major, ".", minor, ", this build needs ",
+                         PS_CUDA_OLDEST / 10, ".", PS_CUDA_OLDEST % 10);
     }
   }
   return cards;
@@ -307,10 +307,10 @@ absl::StatusOr<int> CountCards() {
     return absl::UnavailableError("there is no NVIDIA driver on this machine");
   }
   if (error == cudaErrorInsufficientDriver) {
-    return absl::UnavailableError(absl::StrCat("the NVIDIA driver is too old: it has CUDA ", Version(driver),
-                                               ", this build needs ", Version(CUDART_VERSION)));
+    return Unavailable("the NVIDIA driver is too old: it has CUDA ", Version(driver), ", this build needs ",
+                       Version(CUDART_VERSION));
   }
-  return absl::UnavailableError(absl::StrCat("no GPU can be used: ", cudaGetErrorString(error)));
+  return Unavailable("no GPU can be used: ", cudaGetErrorString(error));
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(int card, Math math) {

@@ -54,6 +54,10 @@ class AverageFragments final : public Steps {
                           .versions = context_.exchanges.versions()});
   }
   Fragment& Next() { return fragments_[context_.exchanges.step() % fragments_.size()]; }
+  void StartPush(uint32_t samples, const Fragment& fragment) {
+    context_.exchanges.StartEarlier(samples, PushContribution::kWeightDifference, fragment.version, fragment.versions,
+                                    fragment.tensors, differences_.Read(), anchors_.tensors, std::exchange(passed_, 0));
+  }
   // Pushes the next fragment after this batch, unless there is nothing to push.
   void Push(const TrainingBatch& batch);
   // Waits for the weights of the fragment that is under way, if one is, and makes them the worker's.
@@ -117,9 +121,7 @@ void AverageFragments::Push(const TrainingBatch& batch) {
   }
   pushed_ = &fragment;
   pushed_samples_ = fragment.samples;
-  const uint64_t passed = std::exchange(passed_, 0);
-  context_.exchanges.StartPart(TakeSamples(fragment.samples), passed, fragment.tensors, fragment.version,
-                               fragment.versions, differences_.Read(), anchors_.tensors);
+  StartPush(TakeSamples(fragment.samples), fragment);
 }
 
 absl::Status AverageFragments::Take(StepRecord& record) {
@@ -159,9 +161,7 @@ absl::Status AverageFragments::Conclude() {
   const uint64_t on_the_way = (batches + local_.overlap - 1) / local_.steps;
   const uint64_t all = context_.origin.step + on_the_way + fragments_.size();
   while (waited_for && batches > 0 && context_.exchanges.step() < all) {
-    const Fragment& fragment = Next();
-    context_.exchanges.StartPart(/*samples=*/0, std::exchange(passed_, 0), fragment.tensors, fragment.version,
-                                 fragment.versions, differences_.Read(), anchors_.tensors);
+    StartPush(/*samples=*/0, Next());
     PS_RETURN_IF_ERROR(context_.exchanges.End().status());
   }
   return absl::OkStatus();

@@ -23,12 +23,6 @@ class AverageWeights final : public Rounds {
 };
 
 absl::Status AverageWeights::EndRound(const TrainingBatch& batch, uint32_t samples, StepRecord record) {
-  // Nobody waits for a push without samples, and the weights have not moved.
-  if (samples == 0 && !context_.client.policy().empty_contributions) {
-    context_.stats.Add(record, Now());
-    context_.feed.Finished(batch);
-    return absl::OkStatus();
-  }
   Difference(1, Read(training_.weights()), servers_.Read(), training_.gradients());
   context_.exchanges.Start(samples, PushContribution::kWeightDifference, Read(training_.gradients()),
                            training_.weights(), /*deferred=*/false);

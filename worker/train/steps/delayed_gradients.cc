@@ -2,7 +2,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "common/clock.h"
 #include "common/status.h"
 #include "worker/link/tensor_memory.h"
@@ -72,8 +71,8 @@ absl::Status DelayedGradients::Push() {
   held_.pop_front();
   const auto passed = oldest.batch.samples + static_cast<uint64_t>(context_.feed.TakeJumpedOver());
   context_.exchanges.SetRuns(oldest.batch.runs);
-  context_.exchanges.StartEarlier(oldest.batch.samples, oldest.version, std::move(oldest.versions),
-                                  oldest.gradients.Read(), weights_, passed);
+  context_.exchanges.StartEarlier(oldest.batch.samples, PushContribution::kGradient, oldest.version,
+                                  std::move(oldest.versions), {}, oldest.gradients.Read(), weights_, passed);
   PS_ASSIGN_OR_RETURN(EndedExchange exchanged, context_.exchanges.End());
   context_.stats.Add(PushedRecord(oldest.batch, oldest.computed, std::move(exchanged)), Now());
   free_.push_back(std::move(oldest.gradients));
@@ -84,9 +83,8 @@ absl::Status DelayedGradients::Push() {
 
 absl::StatusOr<std::unique_ptr<Steps>> MakeDelayedGradients(const StepsContext& context) {
   if (context.client.mode() != "asp" || context.client.num_workers() != 1) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "--experiment_staleness: is for --mode=asp with one worker; this job is --mode=", context.client.mode(),
-        " with ", context.client.num_workers()));
+    return FailedPrecondition("--experiment_staleness: is for --mode=asp with one worker; this job is --mode=",
+                              context.client.mode(), " with ", context.client.num_workers());
   }
   std::vector<TensorMemory> memory;
   for (uint32_t i = 0; i <= context.delayed_pushes; ++i) {

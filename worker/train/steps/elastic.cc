@@ -24,12 +24,6 @@ class Elastic final : public Rounds {
 };
 
 absl::Status Elastic::EndRound(const TrainingBatch& batch, uint32_t samples, StepRecord record) {
-  // A push without samples is an empty contribution, which this mode has no use for: x has not moved.
-  if (samples == 0) {
-    context_.stats.Add(record, Now());
-    context_.feed.Finished(batch);
-    return absl::OkStatus();
-  }
   const TimePoint began = Now();
   PS_ASSIGN_OR_RETURN(const ExchangeResult pulled, context_.exchanges.Pull(servers_.tensors));
   training_.SetPosition(samples);  // Those of the round, which the servers do not know of yet.

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/check.h"
-#include "common/clock.h"
 #include "common/status.h"
 
 namespace ps {
@@ -37,21 +35,22 @@ void Exchanges::SetPush(uint32_t samples, PushContribution contribution, const M
            .rounded = rounded_};
   in_ = in;
   exposed_s_ = 0;
+  viewing_ = false;
 }
 
 void Exchanges::Start(uint32_t samples, PushContribution contribution, const ConstTensors& out,
                       const MutableTensors& in, bool deferred, std::optional<uint64_t> passed) {
   SetPush(samples, contribution, in, passed);
-  viewing_ = false;
   exchange_ = client_.StartPushPull(push_, out, in, deferred);
 }
 
-void Exchanges::StartEarlier(uint32_t samples, uint64_t version, std::vector<uint64_t> versions,
-                             const ConstTensors& out, const MutableTensors& in, std::optional<uint64_t> passed) {
-  SetPush(samples, PushContribution::kGradient, in, passed);
+void Exchanges::StartEarlier(uint32_t samples, PushContribution contribution, uint64_t version,
+                             std::vector<uint64_t> versions, std::vector<uint32_t> tensors, const ConstTensors& out,
+                             const MutableTensors& in, uint64_t passed) {
+  SetPush(samples, contribution, in, passed);
   push_.version = version;
   push_.versions = std::move(versions);
-  viewing_ = false;
+  push_.tensors = std::move(tensors);
   exchange_ = client_.StartPushPull(push_, out, in, /*deferred=*/false);
 }
 
@@ -60,16 +59,6 @@ void Exchanges::StartView(uint32_t samples, const ConstTensors& out, const Mutab
   SetPush(samples, PushContribution::kGradient, in, passed);
   viewing_ = client_.can_view();
   exchange_ = client_.StartPushView(push_, out, in, deferred);
-}
-
-void Exchanges::StartPart(uint32_t samples, uint64_t passed, std::vector<uint32_t> tensors, uint64_t version,
-                          std::vector<uint64_t> versions, const ConstTensors& out, const MutableTensors& in) {
-  SetPush(samples, PushContribution::kWeightDifference, in, passed);
-  push_.version = version;
-  push_.versions = std::move(versions);
-  push_.tensors = std::move(tensors);
-  viewing_ = false;
-  exchange_ = client_.StartPushPull(push_, out, in, /*deferred=*/false);
 }
 
 absl::Status Exchanges::AwaitTensor(size_t tensor) {
@@ -111,22 +100,13 @@ absl::Status Exchanges::CatchUp(ExchangeResult& result) {
     result.pull_s += pulled->pull_s;
     result.wait_s += pulled->wait_s;
   }
-  return absl::UnavailableError(
-      absl::StrCat("step ", step_, ": after ", kMostPulls, " pulls the shards' versions still differ"));
+  return Unavailable("step ", step_, ": after ", kMostPulls, " pulls the shards' versions still differ");
 }
 
-absl::StatusOr<ExchangeResult> Exchanges::Pull(const MutableTensors& in) {
+absl::StatusOr<ExchangeResult> Exchanges::Pull(const MutableTensors& in, bool float32) {
   Check(exchange_ == nullptr, "a worker has one exchange under way");
   const Waiting::Scope waits(waiting_);
-  absl::StatusOr<ExchangeResult> pulled = client_.Pull(in, std::nullopt, step_);
-  if (pulled.ok()) latest_ = *pulled;
-  return pulled;
-}
-
-absl::StatusOr<ExchangeResult> Exchanges::PullLast(const MutableTensors& in) {
-  Check(exchange_ == nullptr, "a worker has one exchange under way");
-  const Waiting::Scope waits(waiting_);
-  absl::StatusOr<ExchangeResult> pulled = client_.PullFloat32(in);
+  absl::StatusOr<ExchangeResult> pulled = float32 ? client_.PullFloat32(in) : client_.Pull(in, std::nullopt, step_);
   if (pulled.ok()) latest_ = *pulled;
   return pulled;
 }

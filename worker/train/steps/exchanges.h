@@ -77,15 +77,13 @@ class Exchanges {
   // exchange is under way at a time. `passed` as in PushInfo.
   void Start(uint32_t samples, PushContribution contribution, const ConstTensors& out, const MutableTensors& in,
              bool deferred, std::optional<uint64_t> passed = std::nullopt);
-  // The same, with gradients that were computed on earlier weights, of these versions.
-  void StartEarlier(uint32_t samples, uint64_t version, std::vector<uint64_t> versions, const ConstTensors& out,
-                    const MutableTensors& in, std::optional<uint64_t> passed);
+  // The same, with what was computed on earlier weights, of these versions. Unless `tensors` is empty, it is of these
+  // tensors alone, which alone are pulled.
+  void StartEarlier(uint32_t samples, PushContribution contribution, uint64_t version, std::vector<uint64_t> versions,
+                    std::vector<uint32_t> tensors, const ConstTensors& out, const MutableTensors& in, uint64_t passed);
   // The same, but the weights may stay where the server has them, where view() then finds them: not in `in`.
   void StartView(uint32_t samples, const ConstTensors& out, const MutableTensors& in, bool deferred,
                  std::optional<uint64_t> passed);
-  // Pushes the difference of these tensors from weights of these versions, and pulls these tensors alone.
-  void StartPart(uint32_t samples, uint64_t passed, std::vector<uint32_t> tensors, uint64_t version,
-                 std::vector<uint64_t> versions, const ConstTensors& out, const MutableTensors& in);
   // Where the weights that came last are, if that is not where they were to be pulled to.
   const WeightsView& view() const { return latest_.view; }
   // The exchange under way is to bring a view: the weights are there at once, when it has ended.
@@ -103,9 +101,8 @@ class Exchanges {
   // mode its weights are of that version on all shards, pulled again where the exchange brought others.
   absl::StatusOr<EndedExchange> End();
 
-  // Pulls the newest weights; the last ones as the servers keep them. None may be under way.
-  absl::StatusOr<ExchangeResult> Pull(const MutableTensors& in);
-  absl::StatusOr<ExchangeResult> PullLast(const MutableTensors& in);
+  // Pulls the newest weights, with `float32` as the servers keep them. None may be under way.
+  absl::StatusOr<ExchangeResult> Pull(const MutableTensors& in, bool float32 = false);
 
  private:
   absl::Status CatchUp(ExchangeResult& result);

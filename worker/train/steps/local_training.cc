@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <string>
-#include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/clock.h"
 #include "common/simd.h"
-#include "common/status.h"
 #include "worker/link/tensor_memory.h"
 
 namespace ps {
@@ -54,15 +51,14 @@ LocalTraining::LocalTraining(const StepsContext& context, std::unique_ptr<Optimi
 absl::StatusOr<LocalTraining> LocalTraining::Create(const StepsContext& context) {
   const std::string& name = context.client.policy().local_steps->optimizer;
   if (name == "local") {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the servers leave the optimizer to the workers (--optimizer=local), which is for scripts that "
-                     "bring one; ps_worker has none of its own: start the servers with --optimizer=",
-                     OptimizerChoices()));
+    return FailedPrecondition(
+        "the servers leave the optimizer to the workers (--optimizer=local), which is for scripts that "
+        "bring one; ps_worker has none of its own: start the servers with --optimizer=",
+        OptimizerChoices());
   }
   PS_ASSIGN_OR_RETURN(std::unique_ptr<Optimizer> optimizer, MakeOptimizer(name));
   if (context.exchanges.hyperparameters().empty()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("--mode=", context.client.mode(), ": the servers' weights came without hyperparameters"));
+    return FailedPrecondition("--mode=", context.client.mode(), ": the servers' weights came without hyperparameters");
   }
   LocalTraining training(context, std::move(optimizer));
   training.SetPosition();
@@ -117,13 +113,9 @@ void LocalTraining::Apply(StepResult& result) {
                             .gradient = gradients_[tensor].data(),
                             .weights = weights_[tensor].data(),
                             .new_weights = weights_[tensor].data()};
-    for (size_t k = 0; k < state_.size(); ++k) {
-      block.state[k] = block.new_state[k] = state_[k].tensors[tensor].data();
-    }
+    for (size_t k = 0; k < state_.size(); ++k) block.state[k] = block.new_state[k] = state_[k].tensors[tensor].data();
     UpdateContext update = {.update = updates_, .hyperparameters = ForTensor(current, context_.layout[tensor])};
-    if (optimizer_->uses_trust_ratio()) {
-      update.trust_ratio = TrustRatio(optimizer_->Measure(block, update, isa));
-    }
+    if (optimizer_->uses_trust_ratio()) update.trust_ratio = TrustRatio(optimizer_->Measure(block, update, isa));
     optimizer_->Apply(block, update, isa);
   }
   result.backward_s += Seconds(Now() - began);
@@ -167,10 +159,14 @@ absl::Status Rounds::Train(const TrainingBatch& batch) {
   training_.Passed(batch.samples);
   PS_ASSIGN_OR_RETURN(const NextBatch::Kind next, context_.feed.Peek());
   StepRecord record = training_.Record(batch, computed);
-  if (batches_ < context_.client.policy().local_steps->steps && next == NextBatch::Kind::kBatch) {
+  const ModePolicy& policy = context_.client.policy();
+  const bool ends = batches_ >= policy.local_steps->steps || next != NextBatch::Kind::kBatch;
+  if (ends) batches_ = 0;
+  // Nobody waits for a push without samples, and the weights have not moved.
+  if (!ends || (samples_ == 0 && !policy.empty_contributions)) {
     context_.stats.Add(record, Now());
+    if (ends) context_.feed.Finished(batch);
   } else {
-    batches_ = 0;
     uint64_t samples = samples_;
     PS_RETURN_IF_ERROR(EndRound(batch, TakeSamples(samples), std::move(record)));
     samples_ = 0;

@@ -81,7 +81,7 @@ class Rounds : public Steps {
   uint64_t open_samples() const final { return samples_; }
 
  protected:
-  // A round of so many samples has ended with this batch.
+  // A round of so many samples has ended with this batch; 0 only where the mode has empty contributions.
   virtual absl::Status EndRound(const TrainingBatch& batch, uint32_t samples, StepRecord record) = 0;
 
   StepsContext context_;
