@@ -37,8 +37,10 @@ _WORKER = Path(__file__).with_name("gaussians_worker.py")
 _LIMIT_S = 1_800
 
 
-def train(lab: Lab, name: str, server: Sequence[str], worker: Sequence[str]) -> list[tuple[float, float]]:
-    """Rank 0's evaluations of the servers' weights: seconds and losses."""
+def train(lab: Lab, name: str, server: Sequence[str], worker: Sequence[str]) -> dict[str, Any]:
+    """What rank 0 wrote of the servers' weights: "losses", with their seconds; "last", when it stopped, of all samples;
+    and "seconds" until then.
+    """
     folder = lab.folder / name
     folder.mkdir(parents=True, exist_ok=True)
     output = folder / "losses.json"
@@ -53,7 +55,8 @@ def train(lab: Lab, name: str, server: Sequence[str], worker: Sequence[str]) -> 
         return {}
 
     lab.once(name, folder / "job.json", identity, make)
-    return [(seconds, loss) for seconds, loss in json.loads(output.read_text())["losses"]]
+    written: dict[str, Any] = json.loads(output.read_text())
+    return written
 
 
 def check_available(lab: Lab) -> None:
@@ -69,32 +72,35 @@ def check_available(lab: Lab) -> None:
 
 
 def printed_losses(lab: Lab) -> list[float]:
-    """Ours, of the same rounds. The last is the loss after the worker has finished, which is the one before."""
+    """Ours, of the same rounds."""
     rounds = len(PRINTED) - 1
     server = ["--outer_optimizer=sgd", "--outer_lr=0.5", "--outer_weighting=uniform"]
     worker = [f"--width={lab.pick(*WIDTH)}", f"--updates={rounds * LOCAL_STEPS}", f"--rounds={rounds}"]
-    return [loss for _, loss in train(lab, "printed", server, worker)][: len(PRINTED)]
+    return [loss for _, loss in train(lab, "printed", server, worker)["losses"]]
 
 
-def timed(lab: Lab) -> pd.DataFrame:
-    """A row for each evaluation, whose time is a part of the whole training's."""
+def timed(lab: Lab) -> tuple[pd.DataFrame, dict[str, list[float]], dict[str, list[float]]]:
+    """A row for each evaluation; by whom is waited for, the last losses, and the seconds."""
     seconds = lab.pick(*SECONDS)
     worker = [f"--width={lab.pick(*SMALL_WIDTH)}", "--updates=4000", f"--seconds={seconds}", f"--step_ms={STEP_MS}"]
     rows = []
+    last: dict[str, list[float]] = {sync: [] for sync in SYNCS}
+    seconds_of: dict[str, list[float]] = {sync: [] for sync in SYNCS}
     for repeat in range(1, 1 + lab.pick(*REPEATS)):
         for sync, flags in SYNCS.items():
             # A barrier has as many rounds as its slowest worker makes.
             own = [f"--rounds={max(1, int(seconds * 1e3 / (33.3 * LOCAL_STEPS)))}"] if sync == BARRIER else []
-            losses = train(lab, f"{sync.replace(' ', '-')}-{repeat}", [*flags, *NESTEROV], [*worker, *own])
-            rows += [(sync, repeat, at, loss) for at, loss in losses]
-    return pd.DataFrame(rows, columns=["sync", "repeat", "seconds", "loss"])
+            found = train(lab, f"{sync.replace(' ', '-')}-{repeat}", [*flags, *NESTEROV], [*worker, *own])
+            rows += [(sync, repeat, at, loss) for at, loss in found["losses"]]
+            last[sync].append(found["last"])
+            seconds_of[sync].append(found["seconds"])
+    return pd.DataFrame(rows, columns=["sync", "repeat", "seconds", "loss"]), last, seconds_of
 
 
 def run(lab: Lab) -> Page:
     check_available(lab)
     ours = printed_losses(lab)
-    found = timed(lab)
-    last = {sync: list(own.groupby("repeat")["loss"].last()) for sync, own in found.groupby("sync", sort=False)}
+    found, last, seconds_of = timed(lab)
     means = {sync: sum(losses) / len(losses) for sync, losses in last.items()}
     apart = max(abs(one - other) for one, other in zip(ours, PRINTED, strict=True))
     what = "the losses after each of five rounds, of one server and four workers"
@@ -116,8 +122,8 @@ def run(lab: Lab) -> Page:
     losses = Table("The loss after each round", ["updates of all workers", "printed", "ours"])
     for number, (theirs, own) in enumerate(zip(PRINTED, ours, strict=True)):
         losses.rows.append([f"{number * WORKERS * LOCAL_STEPS}", f"{theirs:.6f}", f"{own:.6f}"])
-    times = Table("The loss after as long a time", ["whom to wait for", "loss"])
-    times.rows = [[sync, spread_text(values, 4)] for sync, values in last.items()]
+    times = Table("The loss after as long a time", ["whom to wait for", "loss", "seconds"])
+    times.rows = [[sync, spread_text(values, 4), spread_text(seconds_of[sync], 1)] for sync, values in last.items()]
     return Page(
         "A mixture of Gaussians: DiLoCo beside asyncdiloco",
         finding,
@@ -135,4 +141,5 @@ def _figure(found: pd.DataFrame) -> Figure:
             first = own[own["repeat"] == 1]
             axes.plot(first["seconds"], first["loss"], color=colours[series], linewidth=1.6, label=sync)
 
-    return Figure("times", "The servers' loss", "The first run of each.", "seconds", "loss", draw)
+    caption = "The first run of each, on a twentieth of the samples that the table's are of."
+    return Figure("times", "The servers' loss", caption, "seconds", "loss", draw)

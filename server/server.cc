@@ -345,7 +345,7 @@ void Server::Linger(v1::Phase phase) {
     lingers = Now() < deadline && !known();
     MutexLock lock(mutex_);
     lingers_ = lingers;
-    if (lingers) changed_.WaitUntil(mutex_, Now() + kLingerLook);
+    if (lingers) changed_.WaitUntil(mutex_, Now() + (phase == v1::PHASE_FINISHED ? kLingerLook : kTick));
   }
 }
 

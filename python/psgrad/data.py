@@ -127,7 +127,7 @@ class _FixedShare:
 
 class _HandedOutRuns:
     """--budget=job: the chief hands out runs of samples, until the whole job's are used. As in
-    worker/handed_out_runs.cc.
+    worker/train/handed_out_runs.cc.
     """
 
     def __init__(self, sampler: Sampler, total: int, job: _Job) -> None:

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <memory>
 #include <stop_token>
@@ -301,8 +302,9 @@ class CoreClient {
 // ---- Descriptions
 
 const char* NameOf(PushAnswer answer) {
-  constexpr const char* kNames[] = {"none", "applied", "duplicate", "stale", "fenced"};
-  return kNames[static_cast<int>(answer)];
+  constexpr std::array kNames = {"none", "applied", "duplicate", "stale", "fenced"};
+  const auto place = static_cast<size_t>(answer);  // A newer server may have others.
+  return place < kNames.size() ? kNames[place] : "unknown";
 }
 
 TensorSpec MakeSpec(std::string name, std::vector<int64_t> shape, float learning_rate_factor, float weight_decay_factor,

@@ -15,7 +15,7 @@ struct CutStep {
   uint64_t incarnation = 0;
   uint64_t next_step = 0;
 
-  auto operator<=>(const CutStep&) const = default;
+  auto operator<=>(const CutStep&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14 means the 0 inside.
 };
 
 // The key is the rank. A rank that has pushed nothing yet is not among them.

@@ -415,13 +415,16 @@ void ChiefCore::MoveSet(TimePoint now) {
   ToProto(change_->setting.values, commit.mutable_hyperparameters());
   if (change_->setting.schedule.has_value()) *commit.mutable_schedule() = ToProto(*change_->setting.schedule);
   // One ahead of any version that a shard can have begun: decisions and this message come to it in one order.
-  if (job_.names_sets()) commit.set_version(job_.mode().step() + 2);
+  if (job_.names_sets()) commit.set_version(job_.first_not_begun());
   const bool freeze = !job_.names_sets() && job_.shards().size() > 1;
   TellCut(cut_.Begin(std::move(commit), freeze, now, change_->deadline));
 }
 
 void ChiefCore::TellCut(const v1::Cut& cut) {
-  if (cut.phase() == v1::Cut::COMMIT && cut.checkpoint() == 0) job_.OnSet(change_->setting);
+  if (cut.phase() == v1::Cut::COMMIT && cut.checkpoint() == 0) {
+    job_.OnSet(change_->setting);
+    changed_from_ = cut.version();
+  }
   // A change of the very version that a checkpoint is of is part of it.
   const bool is_saved = cut.checkpoint() > 0 || (cut.has_version() && cut.version() == checkpoint_version_);
   if (cut.phase() == v1::Cut::COMMIT && is_saved) saved_job_ = job_.Save();

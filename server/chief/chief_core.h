@@ -194,6 +194,7 @@ class ChiefCore {
   SparingLines refused_joins_;
   v1::Phase told_end_ = v1::PHASE_UNSPECIFIED;
   CutCoordinator cut_;
+  uint64_t changed_from_ = 0;     // The version from which the last change holds, where the chief says it.
   std::optional<Change> change_;  // The change of hyperparameters that is under way; nothing: none is.
 
   // The checkpoint that is under way, and who waits for it or, with 0, for the next.

@@ -92,8 +92,12 @@ void ChiefCore::BeginCheckpoint(bool at_once, TimePoint now) {
   v1::Cut commit;
   commit.set_checkpoint(number);
   commit.set_at_once(at_once);
-  // A checkpoint is like a change of hyperparameters: ahead of any version that a shard can have begun.
-  if (!at_once && job_.names_sets()) commit.set_version(job_.mode().step() + 2);
+  // A checkpoint is like a change of hyperparameters: ahead of any version that a shard can have begun. Where none is
+  // begun before the chief names its set, that is of the last one named, unless a change is for a later one.
+  if (!at_once && job_.names_sets()) {
+    commit.set_version(job_.mode().synchronous() ? job_.first_not_begun()
+                                                 : std::max(job_.mode().step(), changed_from_));
+  }
   checkpoint_version_ = commit.has_version() ? std::optional<uint64_t>(commit.version()) : std::nullopt;
   const bool freeze = !at_once && !job_.mode().coordinated();
   TellCut(cut_.Begin(std::move(commit), freeze, now,

@@ -93,6 +93,8 @@ class JobState {
   const ChiefOptions& options() const { return options_; }
   const Mode& mode() const { return steps_.mode(); }
   bool names_sets() const { return steps_.leads(); }
+  // The first version that no shard can have begun. Where they may build one speculatively, that is not the next.
+  uint64_t first_not_begun() const { return mode().step() + (mode().synchronous() ? 2 : 1); }
   // The optimizer that the job began with, and whether workers brought it.
   const OptimizerTerms& optimizer() const { return terms_.optimizer(); }
   ToldLayouts& told_layouts() { return terms_.told_layouts(); }

@@ -48,7 +48,8 @@ struct RunTaker {
   uint32_t rank = 0;
   uint64_t incarnation = 0;
 
-  auto operator<=>(const RunTaker&) const = default;
+  auto operator<=>(const RunTaker&) const =
+      default;  // NOLINT(modernize-use-nullptr): clang-tidy 14 means the 0 inside.
 };
 
 class RunDealer {

@@ -64,7 +64,9 @@ StepCoordinator::Outcome StepCoordinator::Complete(uint32_t shard, uint64_t inca
 }
 
 std::vector<StepSet> StepCoordinator::SetIdle(const std::set<uint32_t>& ranks, TimePoint now) {
-  return leads() ? Decide(mode_->SetIdle(ranks), now) : std::vector<StepSet>();
+  if (!leads() || ranks == idle_) return {};
+  idle_ = ranks;
+  return Decide(mode_->SetIdle(ranks), now);
 }
 
 std::vector<StepSet> StepCoordinator::Tick(TimePoint now) {

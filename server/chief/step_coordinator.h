@@ -71,6 +71,7 @@ class StepCoordinator {
   // Pushes that no set was named with: of some shards, and, each with its incarnation, of all.
   std::map<Push, Partial> partial_;
   std::map<Push, uint64_t> complete_;
+  std::set<uint32_t> idle_;
   std::map<uint64_t, TimePoint> windows_;  // Since when each is open, by number.
 };
 

@@ -126,6 +126,12 @@ absl::Status CheckGrace(const ModeOptions& o) {
               "--quorum_grace=auto: it is a part of the time that --overlap hides, which is 0");
 }
 
+// The same for all ways to write it.
+std::string GraceText(const std::string& text) {
+  const auto grace = ParseGrace(text);
+  return grace.ok() && grace->has_value() ? absl::FormatDuration(absl::FromChrono(**grace)) : text;
+}
+
 absl::Status CheckOverlap(const ModeOptions& o) {
   const uint32_t between = o.batches_per_round() / std::max(o.fragments, 1U);
   return OkIf(o.overlap < std::max(between, 1U), "--overlap=", o.overlap,
@@ -184,7 +190,11 @@ std::vector<Row> Rows(const ModeOptions& o, uint32_t num_workers) {
        absl::StrCat(o.quorum),
        CheckQuorum(o.quorum, num_workers),
        {{"diloco", "outer_sync", o.outer_sync, {"quorum"}}}},
-      {"quorum_grace", {"diloco"}, o.grace, CheckGrace(o), {{"diloco", "outer_sync", o.outer_sync, {"quorum"}}}},
+      {"quorum_grace",
+       {"diloco"},
+       GraceText(o.grace),
+       CheckGrace(o),
+       {{"diloco", "outer_sync", o.outer_sync, {"quorum"}}}},
       {"dn_buffer",
        {"diloco"},
        absl::StrCat(o.buffer(num_workers)),

@@ -184,6 +184,12 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
   problems.CheckRange("reconnect_grace", options.reconnect_grace, absl::ZeroDuration(), absl::Hours(24));
   problems.CheckPositive("replacement_timeout", options.replacement_timeout, absl::Hours(240));
   problems.CheckPositive("progress_timeout", options.progress_timeout, absl::Hours(240));
+  const bool graceful = CanonicalMode(options.mode.name) == "diloco" && options.mode.outer_sync == "quorum";
+  const auto grace = ParseGrace(options.mode.grace);
+  if (graceful && grace.ok() && grace->has_value()) {
+    problems.Check(absl::FromChrono(**grace) < options.progress_timeout, "--quorum_grace=", options.mode.grace,
+                   ": expected less than --progress_timeout=", absl::FormatDuration(options.progress_timeout));
+  }
   problems.CheckPositive("connect_timeout", options.connect_timeout, absl::Hours(24));
   problems.CheckRange("max_versions", options.max_versions, 1, 64);
   problems.Check(ParseStreamWhen(options.stream).has_value(), "--stream=", options.stream,

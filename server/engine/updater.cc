@@ -115,6 +115,18 @@ uint64_t Updater::next_committed() const {
   return parameters_->version() + (counts ? current_->versions.size() : 0) + committed_.size() + 1;
 }
 
+uint64_t Updater::SamplesAfter() const {
+  uint64_t samples = 0;
+  const auto count = [&samples](const Version& version) {
+    for (const auto& push : version.pushes) samples += push->passed;
+  };
+  if (current_ != nullptr && current_->state == State::kCommitted) {
+    std::for_each(current_->versions.begin(), current_->versions.end(), count);
+  }
+  std::for_each(committed_.begin(), committed_.end(), count);
+  return samples;
+}
+
 void Updater::Restore(const SavedUpdates& saved) {
   timeline_.Restore(saved.timeline);
   published_position_ = saved.position;

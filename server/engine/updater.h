@@ -167,14 +167,15 @@ class Updater {
 
   // Tells the schedule, once it is known how long an epoch is; nothing has been made yet.
   void SetSchedule(const Schedule& schedule) { timeline_.SetSchedule(schedule); }
-  // Save is for a checkpoint of the current version, when nothing later is committed; Restore begins with a checkpoint.
-  SavedUpdates Save() const { return {timeline_.Save(), position(), dropped_samples_}; }
+  // Save is for a checkpoint of the current version, also if later ones are committed; Restore begins with a
+  // checkpoint.
+  SavedUpdates Save() const { return {timeline_.Save(), position() - SamplesAfter(), dropped_samples_}; }
   void Restore(const SavedUpdates& saved);
   // Sets how many samples of refused pushes have passed, for the versions that are begun or committed from now on.
   void SetDropped(uint64_t samples) { dropped_samples_ = samples; }
 
-  // Where every push makes a version, only this rank's pushes tell the learning rate, and the buffers of which the
-  // lowest rank's count; nothing: nobody's pushes do.
+  // Where ranks number their pushes by themselves, only this rank's pushes tell the learning rate, and the buffers of
+  // which the lowest rank's count; nothing: nobody's pushes do.
   void SetLowestRank(std::optional<uint32_t> rank) { lowest_rank_ = rank; }
 
   // The set of these pushes was decided on, as the next after those before. If a speculative update was begun of
@@ -259,6 +260,8 @@ class Updater {
   Version MakeVersion(Pushes pushes) const;
   // The number of the version that is committed next.
   uint64_t next_committed() const;
+  // Samples that have passed with the pushes of versions after the current one.
+  uint64_t SamplesAfter() const;
   // Makes an update of these versions, which are the next ones.
   std::shared_ptr<Update> MakeUpdate(std::vector<Version> versions) const;
   // Gives the committed update in the making memory, unless all buffers are held. Returns it, if the caller is to build

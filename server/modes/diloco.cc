@@ -41,7 +41,7 @@ class DilocoAsync final : public EachPush {
 class DilocoQuorum final : public EachPush {
  public:
   DilocoQuorum(const ModeOptions& options, uint32_t num_workers, v1::ModePolicy policy)
-      : EachPush(options, num_workers, std::move(policy)), live_(num_workers), next_(num_workers) {
+      : EachPush(options, num_workers, std::move(policy)), ranks_(num_workers) {
     const v1::LocalSteps& local = this->policy().local_steps();
     rounds_.resize(local.fragments());
     for (Round& round : rounds_) round.number = ++windows_begun_;
@@ -58,17 +58,22 @@ class DilocoQuorum final : public EachPush {
   std::optional<uint64_t> AddedUpAs(uint64_t step) const override { return step % rounds_.size(); }
 
   std::vector<StepSet> SetMembers(const ModeMembers& members) override {
-    for (uint32_t rank = 0; rank < num_workers(); ++rank) {
-      const auto member = members.find(rank);
-      live_[rank] = member != members.end() && !member->second.done;
-      if (!live_[rank] && auto_.has_value()) auto_->Left(rank);
+    for (uint32_t number = 0; number < num_workers(); ++number) {
+      Rank& rank = ranks_[number];
+      const auto member = members.find(number);
+      const uint64_t incarnation = member == members.end() ? 0 : member->second.incarnation;
+      if (incarnation != rank.incarnation) {
+        rank.incarnation = incarnation;
+        rank.counts = !begun_;
+        if (auto_.has_value()) auto_->Left(number);
+      }
+      rank.live = member != members.end() && !member->second.done;
     }
     return Fixed();
   }
 
   std::vector<StepSet> SetIdle(const std::set<uint32_t>& ranks) override {
-    if (ranks == idle_) return {};
-    idle_ = ranks;
+    for (uint32_t number = 0; number < num_workers(); ++number) ranks_[number].idle = ranks.contains(number);
     return Fixed();
   }
 
@@ -76,10 +81,11 @@ class DilocoQuorum final : public EachPush {
     Check(push.rank < num_workers(), "a push is of a rank of the job");
     Round& round = rounds_[push.step % rounds_.size()];
     if (!round.arrived.emplace(push.rank, push.step).second) return {};
+    begun_ = ranks_[push.rank].counts = true;
     if (auto_.has_value()) {
       auto_->Arrived(push.rank, push.at, push.took);
       if (round.arrived.size() == 1) round.first_at = push.at;
-      if (round.arrived.size() == options().quorum) auto_->QuorumAfter(push.at - round.first_at);
+      if (round.arrived.size() == needed()) auto_->QuorumAfter(push.at - round.first_at);
     }
     return Fixed();
   }
@@ -108,19 +114,21 @@ class DilocoQuorum final : public EachPush {
   void Decided(const StepSet& set) override {
     for (size_t i = 0; i < set.ranks.size(); ++i) {
       Dropped(set.ranks[i], set.step_of(i));
-      next_[set.ranks[i]] = std::max(next_[set.ranks[i]], set.step_of(i) + 1);
+      uint64_t& next = ranks_[set.ranks[i]].next;
+      next = std::max(next, set.step_of(i) + 1);
     }
     if (!set.ranks.empty()) rounds_[set.step_of(0) % rounds_.size()].number = ++windows_begun_;
     version_ = set.step + 1;
   }
   bool WasDecided(const StepSet& set) const override { return set.step < version_; }
-  bool WasDecided(uint32_t rank, uint64_t step) const override { return step < next_[rank]; }
+  bool WasDecided(uint32_t rank, uint64_t step) const override { return step < ranks_[rank].next; }
 
   uint64_t step() const override { return version_; }
   std::vector<uint32_t> WaitsFor() const override {
-    return NumbersWhere(num_workers(), [this](uint32_t rank) { return live_[rank]; });
+    return NumbersWhere(num_workers(), [this](uint32_t rank) { return ranks_[rank].live; });
   }
-  bool Enough(size_t complete) const override { return complete >= needed(); }
+  // In fragments the pushes are of several rounds.
+  bool Enough(size_t complete) const override { return rounds_.size() == 1 && complete >= needed(); }
 
   nlohmann::ordered_json Save() const override { return {{"mode", name()}, {"step", version_}}; }
   absl::Status Load(const nlohmann::ordered_json& state) override {
@@ -136,17 +144,29 @@ class DilocoQuorum final : public EachPush {
     TimePoint first_at;
   };
 
+  struct Rank {
+    uint64_t incarnation = 0;  // 0: it has no worker.
+    bool live = false;         // Its worker is not done.
+    bool idle = false;         // It will not push, though.
+    // Whether a quorum may wait for it: nobody waits for the first round of a worker that joins later.
+    bool counts = true;
+    uint64_t next = 0;  // The step after its last one that was decided on.
+
+    bool waited_for() const { return live && !idle && counts; }
+  };
+
   size_t live() const {
-    size_t count = 0;
-    for (uint32_t rank = 0; rank < num_workers(); ++rank) count += live_[rank] && !idle_.contains(rank) ? 1 : 0;
-    return count;
+    return static_cast<size_t>(
+        std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.waited_for(); }));
   }
   size_t needed() const { return std::clamp<size_t>(options().quorum, 1, std::max<size_t>(live(), 1)); }
   bool HasQuorum(const Round& round) const { return round.arrived.size() >= needed(); }
   // Whether every live worker waits for a round, of this fragment or another, so that nobody's push is to come.
   bool AllWait() const {
     size_t waiting = 0;
-    for (const Round& round : rounds_) waiting += round.arrived.size();
+    for (const Round& round : rounds_) {
+      for (const auto& [rank, step] : round.arrived) waiting += ranks_[rank].waited_for() ? 1 : 0;
+    }
     return waiting >= live();
   }
   std::chrono::nanoseconds length() const { return auto_.has_value() ? auto_->length() : grace_; }
@@ -165,20 +185,21 @@ class DilocoQuorum final : public EachPush {
   std::vector<StepSet> Fixed() const {
     std::vector<StepSet> sets;
     const bool all_wait = AllWait();
-    const Round* fullest = nullptr;
     for (const Round& round : rounds_) {
-      if (fullest == nullptr || round.arrived.size() > fullest->arrived.size()) fullest = &round;
       if (!HasQuorum(round) || (!all_wait && length().count() > 0)) continue;
       sets.push_back(SetOf(round, version_ + sets.size()));
     }
-    if (sets.empty() && all_wait && !fullest->arrived.empty()) sets.push_back(SetOf(*fullest, version_));
+    if (!sets.empty() || !all_wait) return sets;
+    const Round& fullest = *std::max_element(rounds_.begin(), rounds_.end(), [](const Round& one, const Round& other) {
+      return one.arrived.size() < other.arrived.size();
+    });
+    if (!fullest.arrived.empty()) sets.push_back(SetOf(fullest, version_));
     return sets;
   }
 
-  std::vector<bool> live_;      // By rank: it has a worker that is not done,
-  std::set<uint32_t> idle_;     // which will not push, though.
-  std::vector<uint64_t> next_;  // By rank: the step after its last one that was decided on.
-  std::vector<Round> rounds_;   // By fragment.
+  std::vector<Rank> ranks_;
+  bool begun_ = false;         // There was a push: who joins now is a newcomer.
+  std::vector<Round> rounds_;  // By fragment.
   uint64_t windows_begun_ = 0;
   uint64_t version_ = 0;  // The one that the next set makes, less one.
   std::chrono::nanoseconds grace_{0};

@@ -1,4 +1,5 @@
-// What the modes have in common in which every push makes a version.
+// What the modes have in common in which ranks number their pushes by themselves: each makes a version, unless the
+// subclass says otherwise.
 #pragma once
 
 #include <optional>

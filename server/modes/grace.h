@@ -36,7 +36,7 @@ class AutomaticGrace {
     known.last = at;
     Average(2 * Seconds(took), exchange_);
   }
-  // The rank's worker is gone, or done.
+  // The rank's worker is gone, replaced or done.
   void Left(uint32_t rank) { ranks_[rank] = {}; }
   // A round's quorum was there so long after its first push.
   void QuorumAfter(std::chrono::nanoseconds wait) { Average(Seconds(wait), quorum_); }
@@ -47,11 +47,14 @@ class AutomaticGrace {
       if (rank.batch.has_value()) batch = std::min(batch.value_or(*rank.batch), *rank.batch);
     }
     const double left = overlap_ * batch.value_or(0) - quorum_.value_or(0) - exchange_.value_or(0);
-    return std::chrono::nanoseconds(static_cast<int64_t>(std::max(left, 0.0) * 1e9));
+    if (left < kLeast) return std::chrono::nanoseconds(0);
+    return std::chrono::nanoseconds(static_cast<int64_t>(std::min(left, kMost) * 1e9));
   }
 
  private:
   static constexpr double kNewest = 0.25;  // The weight of the newest value in an average.
+  static constexpr double kLeast = 0.05;   // Seconds. Windows are looked at as rarely: a shorter one would last longer.
+  static constexpr double kMost = 60;      // After a pause of the whole machine averages are far off.
 
   struct Rank {
     std::optional<TimePoint> last;

@@ -83,8 +83,8 @@ class Mode {
 
   std::string name() const { return options_.name; }
 
-  // Version v + 1 is made of the pushes of step v, so that version and step advance together; else every push makes a
-  // version.
+  // Version v + 1 is made of the pushes of step v, so that version and step advance together. Else ranks number their
+  // pushes by themselves, and each push makes a version, or, where sets are coordinated, some of them together.
   virtual bool synchronous() const = 0;
 
   // What it asks of workers, but for the optimizer of LocalSteps, which its owner knows.

@@ -103,6 +103,12 @@ absl::Status ShardState::SetLayout(ShardMemory memory) {
   layout = std::move(memory.layout);
   parameters = std::move(memory.parameters);
   updater.SetParameters(parameters.get(), layout);
+  fragments.clear();
+  if (const uint32_t count = mode->policy().local_steps().fragments(); count > 1) {
+    for (const std::vector<uint32_t>& tensors : FragmentsOf(layout->plan().layout(), count)) {
+      fragments.push_back(SlicesOf(layout->plan(), tensors));
+    }
+  }
   PS_ASSIGN_OR_RETURN(const Schedule schedule, ResolveSchedule(options.schedule, job.view().samples_per_epoch()));
   updater.SetSchedule(schedule);
   const uint64_t limit =
@@ -154,6 +160,7 @@ absl::StatusOr<PushTable::Arrival> ShardState::Arrive(const void* session, const
                                                       std::optional<size_t> not_finite) {
   if (job.running()) {
     PS_RETURN_IF_ERROR(CheckPulled(header));
+    PS_RETURN_IF_ERROR(CheckFragment(header));
     absl::StatusOr<PushTable::Arrival> arrival =
         pushes.Add(session, header, std::move(slices), not_finite, *mode, parameters->version());
     if (arrival.ok() && arrival->push != nullptr) not_finite_pushes.erase(header.id().rank());
@@ -173,6 +180,14 @@ bool ShardState::NeedsSlicesOf(const v1::PushRequest& header) const {
   const uint32_t rank = header.id().rank();
   return job.running() && job.IsMember(header.id()) && !pushes.ledger().Seen(rank, header.step()) &&
          !pushes.IsComplete(rank, header.step());
+}
+
+absl::Status ShardState::CheckFragment(const v1::PushRequest& header) const {
+  if (fragments.empty() || header.samples() == 0) return absl::OkStatus();
+  const size_t fragment = header.step() % fragments.size();
+  if (CarriesOf(header) == fragments[fragment]) return absl::OkStatus();
+  return InvalidArgument("rank ", header.id().rank(), ", step ", header.step(), ": carries other slices than those of ",
+                         "fragment ", fragment, " of ", fragments.size());
 }
 
 absl::Status ShardState::CheckPulled(const v1::PushRequest& header) const {
@@ -231,7 +246,8 @@ std::string ShardState::WaitingForRanks(TimePoint now) const {
   for (const uint32_t rank : mode->WaitsFor()) {
     pushes.HasComplete(rank) ? (void)++complete : (void)(missing[rank] = job.BusyWith(rank));
   }
-  if (mode->Enough(complete)) return "";
+  if (mode->Enough(complete))
+    return absl::StrCat("version ", mode->step() + 1, ": its quorum is there, and waits for more pushes");
   return stall.DescribeRanks(mode->step(), missing, now);
 }
 

@@ -57,6 +57,8 @@ struct ShardState {
   // Null until the view in force has a layout.
   std::shared_ptr<const ShardLayout> layout;
   std::unique_ptr<Parameters> parameters;
+  // The slices of each fragment, if there are several: a push of step s carries those of fragment s mod size alone.
+  std::vector<SliceRanges> fragments;
   // What each rank pulled last, where delay compensation needs it.
   struct Pulled {
     uint64_t incarnation = 0;
@@ -182,6 +184,8 @@ struct ShardState {
   absl::Status TakeOptimizer(const v1::OptimizerSettings& message);
   // FAILED_PRECONDITION if delay compensation needs weights for this push that are not kept.
   absl::Status CheckPulled(const v1::PushRequest& header) const;
+  // INVALID_ARGUMENT if the push carries other slices than those of its fragment.
+  absl::Status CheckFragment(const v1::PushRequest& header) const;
   // The step of the push that the member computes on what it asks for.
   uint64_t NextStep(const ShardRequest& request) const;
   Answer AnswerPush(Wait& wait, TimePoint now);

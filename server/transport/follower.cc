@@ -158,6 +158,7 @@ void Follower::OnUpdate(const v1::ChiefUpdate& update) {
       });
     open_ = registered_ = true;
     if (update.has_view()) generation_ = update.view().generation();
+    if (update.view().phase() == v1::PHASE_FINISHED) all_written_ = false;  // The shard's answer is to come.
     is_new = end_.Receive(update.number());
     WriteNext();
   }

@@ -377,6 +377,26 @@ def test_diloco_in_fragments_is_streaming_diloco(reals: Jobs, overlap: int, mix:
             assert float((values - expected).abs().max()) < 2e-6
 
 
+@pytest.mark.parametrize("sync", ["barrier", "async"])
+def test_a_worker_whose_weights_are_not_finite_goes_on_from_the_servers_also_in_fragments(
+    reals: Jobs, sync: str
+) -> None:
+    flags = ("--local_steps=4", "--fragments=2", "--overlap=1", "--mix=0.5", f"--outer_sync={sync}")
+    model = mlp()
+    with reals(1, "diloco", *flags).wrap(momentum(model), model) as optimizer:
+        for step in range(12):
+            if step == 1:
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.fill_(float("nan"))
+            optimizer.zero_grad()
+            loss_of(model, step, 0).backward()
+            optimizer.step()
+        assert optimizer.round > 3
+        assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    assert all(bool(value.isfinite().all()) for value in weights_of(model).values())
+
+
 def test_diloco_without_a_barrier_goes_on_from_the_newest_weights(reals: Jobs) -> None:
     """One worker, so that the order is known: every second push is a step of the momentum."""
     model, expected = mlp(), mlp()

@@ -235,7 +235,10 @@ class Job {
   void ExpectQuorum(const StepSet& set) {
     const uint64_t fragments = plan_.mode.fragments;
     size_t live = 0;
-    for (const Worker& worker : workers_) live += worker.alive && !worker.done ? 1 : 0;
+    for (const Worker& worker : workers_) {
+      const bool newcomer = worker.incarnation > 1 && !worker.last_push.has_value();
+      live += worker.alive && !worker.done && !newcomer ? 1 : 0;
+    }
     std::set<uint32_t> waiting, of_fragment;
     for (const Pending& push : pending_) {
       if (push.decided) continue;

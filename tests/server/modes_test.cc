@@ -198,6 +198,29 @@ TEST_CASE("A quorum of more workers than are left is all of these, and a push th
   CHECK(mode->Enough(2));
 }
 
+TEST_CASE("A quorum does not wait for the first round of a worker that joins later, and counts it from then on") {
+  const auto mode = MakeDiloco(Quorum(3, "9s"), 4);
+  ModeMembers members = Live(3);
+  mode->SetMembers(members);
+  CHECK(mode->Complete({.rank = 0, .step = 0, .samples = 1}).empty());
+  CHECK(mode->Complete({.rank = 1, .step = 0, .samples = 1}).empty());
+  members.erase(2);
+  const std::vector<StepSet> first = mode->SetMembers(members);  // All that are left have pushed.
+  REQUIRE(first.size() == 1);
+  mode->Decided(first[0]);
+  CHECK(mode->Complete({.rank = 0, .step = 1, .samples = 1}).empty());
+  members[2] = {.incarnation = 2};
+  members[3] = {.incarnation = 1};
+  CHECK(mode->SetMembers(members).empty());
+  const std::vector<StepSet> second = mode->Complete({.rank = 1, .step = 1, .samples = 1});
+  REQUIRE(second.size() == 1);
+  mode->Decided(second[0]);
+  CHECK(mode->Complete({.rank = 2, .step = 0, .samples = 1}).empty());
+  CHECK(mode->Complete({.rank = 0, .step = 2, .samples = 1}).empty());
+  CHECK(mode->windows().empty());  // Rank 2 counts from now on, and rank 3 does not yet.
+  CHECK(mode->Complete({.rank = 1, .step = 2, .samples = 1}).size() == 1);
+}
+
 TEST_CASE("A quorum does not wait for workers that have no work") {
   const auto mode = MakeDiloco(Quorum(3, "0s"), 4);
   mode->SetMembers(Live(4));
@@ -256,6 +279,12 @@ TEST_CASE("The automatic grace is what an overlap leaves of the fastest worker's
   CHECK(ms(grace.length()) == 400);
   grace.Left(0);
   CHECK(ms(grace.length()) == 1900);
+  AutomaticGrace bounded(/*num_workers=*/1, /*steps=*/10, /*overlap=*/5);
+  bounded.Arrived(0, at(0), {});
+  bounded.Arrived(0, at(99), {});
+  CHECK(bounded.length().count() == 0);  // 49.5 ms are less than what windows are looked at for.
+  bounded.Arrived(0, TimePoint(std::chrono::hours(9)), {});
+  CHECK(bounded.length() == std::chrono::minutes(1));
   for (int i = 0; i < 50; ++i) grace.QuorumAfter(std::chrono::seconds(9));
   CHECK(grace.length().count() == 0);
 }

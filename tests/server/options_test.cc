@@ -330,6 +330,10 @@ TEST_CASE("diloco has an outer optimizer with defaults of its own, and says whic
     CHECK(problem(quorum) ==
           absl::StrCat("--quorum_grace=", grace, ": expected auto or a time from 0s to 1h, as in 500ms or 2s"));
   }
+  quorum.grace = "10m";
+  CHECK(problem(quorum) == "--quorum_grace=10m: expected less than --progress_timeout=10m");
+  quorum.grace = "1000ms";
+  CHECK(settings(quorum).at("quorum_grace") == "1s");
   quorum.grace = "auto";
   CHECK(problem(quorum) == "--quorum_grace=auto: it is a part of the time that --overlap hides, which is 0");
   quorum.overlap = 1;

@@ -203,7 +203,8 @@ bool EncodeSlice(const float* values, const SliceInfo& info, const SharedTensors
   const auto elements = static_cast<size_t>(info.elements);
   const ModelMemory::Place place = to.model().slice(info);
   uint8_t* const bytes = to.bytes().data() + place.begin;
-  Check(!place.sparse() || residuals != nullptr, "elements that are not sent are kept");
+  Check((!place.sparse() && momentum == 0) || residuals != nullptr,
+        "elements that are not sent, and velocity, are kept");
   // What was left of earlier pushes, or their momentum, may make it too large: then it is sent in several pushes.
   const bool keeps_else = residuals != nullptr && (place.type == WireType::kE3m0 || decay != 1);
   const bool adds_up = place.sparse() || momentum != 0 || keeps_else;  // Else RoundHalfKeeping looks.

@@ -141,7 +141,7 @@ class Member(ABC):
         if not hasattr(self, "_steps"):  # The process ends while another thread waits for the start.
             self.leave("the process ended before the job had started")
             return
-        step = self._progress.step + (self._steps.open_batches > 0)
+        step = self._progress.step + self._steps.pushes_to_settle
         try:
             while not self._try_to_finish(step):
                 pass

@@ -306,8 +306,14 @@ class AverageFragments(LocalTraining):
 
     @property
     def open_samples(self) -> int:
-        under_way = self._pushed_samples if self._exchange is not None else 0
-        return under_way + max(fragment.samples for fragment in self._fragments)
+        under_way = self._pushed if self._exchange is not None else None
+        return max(each.samples + (self._pushed_samples if each is under_way else 0) for each in self._fragments)
+
+    @property
+    def pushes_to_settle(self) -> int:
+        if self._trained == self._settled:
+            return 0
+        return len(self._fragments) + (self._exchange is not None)
 
     def settle(self) -> None:
         if self._trained == self._settled:
@@ -397,6 +403,11 @@ class AverageFragments(LocalTraining):
             self._told = self._pushed_at
             return None
         fragment, self._pushed = self._pushed, None
+        result, self._result = self._result, None
+        assert result is not None
+        if result.skipped:
+            self._begin_anew()
+            return result
         memory = self.memory
         memory.collect()
         for index in fragment.tensors:
@@ -406,8 +417,16 @@ class AverageFragments(LocalTraining):
             else:
                 own.mul_(self.local.mix).add_(servers, alpha=1 - self.local.mix)
         memory.publish()
-        result, self._result = self._result, None
         return result
+
+    @torch.no_grad()
+    def _begin_anew(self) -> None:
+        """A difference was not finite: what was trained of the other fragments with it is worth as little."""
+        self.progress.pull(self._servers)
+        self._put([self._servers[entry.index] for entry in self.pushed])
+        for fragment in self._fragments:
+            fragment.samples = 0
+            fragment.version, fragment.versions = self.progress.version, self.progress.versions
 
 
 class AverageGradients(AverageWeights):

@@ -169,6 +169,11 @@ class Steps(ABC):
         return 0
 
     @property
+    def pushes_to_settle(self) -> int:
+        """So many pushes settle() makes."""
+        return int(self.open_batches > 0)
+
+    @property
     def local_step(self) -> int:
         """Steps of the worker's own since the last exchange."""
         return 0
