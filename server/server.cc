@@ -340,13 +340,18 @@ void Server::Linger(v1::Phase phase) {
     const bool may_ask = job.phase() == v1::PHASE_SHUT_DOWN && Now() - began < kShutDownLinger;
     return job.workers_size() == 0 && !may_ask;
   };
+  bool known_now = false;
   bool lingers = true;
   while (lingers) {
-    lingers = Now() < deadline && !known();
+    known_now = known();
+    lingers = Now() < deadline && !known_now;
     MutexLock lock(mutex_);
     lingers_ = lingers;
     if (lingers) changed_.WaitUntil(mutex_, Now() + (phase == v1::PHASE_FINISHED ? kLingerLook : kTick));
   }
+  if (known_now || phase != v1::PHASE_FINISHED || chief_ == nullptr) return;
+  spdlog::warn(
+      "not all servers have answered that the job is finished; whoever has not heard of it will miss the chief");
 }
 
 absl::Status Server::Wait() {
@@ -463,7 +468,8 @@ absl::Status Server::JoinChief(const std::stop_token& stop) {
                                          lineage_.again ? "--server_timeout" : "--connect_timeout");
   if (joined.ok()) joined = AwaitRegistration(deadline, stop);
   const bool not_there = absl::IsUnavailable(joined) || absl::IsDeadlineExceeded(joined);
-  if (!not_there || stop.stop_requested() || !HasFinished()) return joined;
+  const bool is_over = Message(joined).ends_with("the job is finished");
+  if ((!not_there && !is_over) || stop.stop_requested() || !HasFinished()) return joined;
   spdlog::info("{}; but the job in {} is finished", Message(joined), options_.checkpoint_dir);
   End(v1::PHASE_FINISHED, "");
   return absl::OkStatus();
@@ -491,6 +497,11 @@ void Server::OnChiefUpdate(const v1::ChiefUpdate& update) {
   const v1::Phase phase = update.view().phase();
   if (phase != v1::PHASE_FINISHED && phase != v1::PHASE_FAILED && phase != v1::PHASE_SHUT_DOWN) return;
   if (phase == v1::PHASE_SHUT_DOWN) spdlog::info("{}", Message(JobShutDown()));
+  // It serves the weights for as long as it is kept, and the chief says when that ends.
+  if (phase == v1::PHASE_FINISHED && options_.keep_running) {
+    if (!ended()) spdlog::info("the job is finished; this server is kept, and serves its weights");
+    follower_->StayOn();
+  }
   ChiefKnows();
   End(phase, update.view().failure());
 }

@@ -237,6 +237,9 @@ void Server::OnChiefGone(const absl::Status& status) {
   ChiefKnows();
   shard_->SetChiefLost(true);
   if (IsJobShutDown(status)) return End(v1::PHASE_SHUT_DOWN, "");
+  if (options_.keep_running && (ended() || StaysAway())) {
+    spdlog::warn("{}; this server is kept until it is stopped", ChiefProblem(status));
+  }
   // What it refuses for good has other codes. Where it knows of another process with this shard's number, that may be
   // one that died; where it does not know the stream, it was started again itself.
   const bool may_come_back = status.ok() || absl::IsUnavailable(status) || absl::IsCancelled(status) ||

@@ -199,7 +199,8 @@ void Follower::OnClosed() {
 bool Follower::MayResume(const absl::Status& status) const {
   const bool broke =
       status.ok() || absl::IsUnavailable(status) || absl::IsCancelled(status) || absl::IsDeadlineExceeded(status);
-  return registered_ && !over_ && failure_.ok() && broke && end_.resumable() && Now() - broke_at_ <= patience_;
+  return registered_ && !over_ && failure_.ok() && broke && end_.resumable() &&
+         (stays_on_ || Now() - broke_at_ <= patience_);
 }
 
 void Follower::OnDone(const absl::Status& status) {
@@ -232,7 +233,7 @@ void Follower::Tick(TimePoint now) {
   {
     MutexLock lock(mutex_);
     if (over_ || open_ || !registered_) return;
-    expired = !failure_.ok() || now - broke_at_ > patience_;
+    expired = !failure_.ok() || (!stays_on_ && now - broke_at_ > patience_);
     if (in_call_ && expired) return call_->Cancel();
     if (in_call_ || (!expired && now < retry_at_)) return;
     over_ = expired;
@@ -244,6 +245,11 @@ void Follower::Tick(TimePoint now) {
 void Follower::AskForCheckpoint(std::chrono::milliseconds wait, std::function<void(const absl::Status&)> callback) {
   MutexLock lock(mutex_);
   if (asked_ == nullptr) asked_ = std::make_unique<CheckpointAsked>(channel_, wait, std::move(callback));
+}
+
+void Follower::StayOn() {
+  MutexLock lock(mutex_);
+  stays_on_ = true;
 }
 
 bool Follower::AllWritten() {

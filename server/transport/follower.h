@@ -98,6 +98,8 @@ class Follower {
                      const std::stop_token& stop, const std::string& flag = "--connect_timeout");
   // Opens the stream again if its connection broke, or ends it if that takes too long. To be called now and then.
   void Tick(TimePoint now);
+  // From now on a connection that broke is opened again however long that takes.
+  void StayOn();
   // Whether every report so far has been written to a connection to the chief.
   bool AllWritten();
   // Asks the chief for a checkpoint, once, and calls back with what came of it: from any thread, at the latest at Stop.
@@ -134,6 +136,7 @@ class Follower {
   bool in_call_ ABSL_GUARDED_BY(mutex_) = false;  // There is a call, and it is not done.
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool all_written_ ABSL_GUARDED_BY(mutex_) = true;
+  bool stays_on_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;      // Nothing is written any more on this call.
   bool open_ ABSL_GUARDED_BY(mutex_) = false;        // Updates come, and reports may be written.
   bool registered_ ABSL_GUARDED_BY(mutex_) = false;  // It was open once.

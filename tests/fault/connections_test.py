@@ -70,6 +70,8 @@ class Between:
         self.server, self.rate = (host, int(port)), rate
         self.flows = threading.Event()
         self.flows.set()
+        self.lets_in = True
+        self.refused = 0
         self.open = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
@@ -81,6 +83,10 @@ class Between:
                 worker, _ = self.listener.accept()
             except OSError:
                 return  # Closed.
+            if not self.lets_in:
+                worker.close()
+                self.refused += 1
+                continue
             server = socket.socket()
             server.setsockopt(
                 socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10
@@ -146,6 +152,35 @@ def finished():
         between.reset()
         assert shard.process.wait(LIMIT) == 0, shard.errors()
         assert chief.process.wait(LIMIT) == 0, chief.errors()
+        between.listener.close()
+
+
+def kept():
+    """Servers that are kept serve the weights, and end together, though one was cut off for longer than the lease."""
+    shards = ["--num_shards=2", "--lease=1s", "--keep_running"]
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two, contextlib.ExitStack() as servers:
+        chief = servers.enter_context(Server(one, 1024, 1024, more=shards))
+        between = Between(chief.address)
+        follows = [*shards, "--shard=1", f"--chief={between.address}"]
+        shard = servers.enter_context(Server(two, 1024, 1024, more=follows))
+        ask = [str(BIN / "ps_ctl"), f"--server={chief.address}"]
+        worker = [str(BIN / "ps_worker"), f"--server={chief.address}", "--steps=5", *MODEL]
+        assert subprocess.run(worker, capture_output=True, timeout=LIMIT).returncode == 0
+        wait_until("the end", lambda: "the job is finished; this server is kept" in shard.errors())
+        between.lets_in = False
+        between.reset()
+        wait_until("the loss", lambda: between.refused > 0)
+        lost = time.monotonic()
+        wait_until("more than the lease", lambda: time.monotonic() > lost + 2)  # That is what is tested.
+        between.lets_in = True
+
+        def hashed():
+            return subprocess.run([*ask, "weights_hash"], capture_output=True, text=True, timeout=LIMIT).returncode == 0
+
+        wait_until("the weights", hashed)
+        assert subprocess.run([*ask, "shutdown"], capture_output=True, timeout=LIMIT).returncode == 0
+        for server in (chief, shard):
+            assert server.process.wait(LIMIT) == 0, server.errors()
         between.listener.close()
 
 
@@ -239,6 +274,6 @@ def pings():
         caller.close()
 
 
-{case.__name__: case for case in (closed, closed_unix, silent, health, raised, pings, slow_weights, finished)}[
+{case.__name__: case for case in (closed, closed_unix, silent, health, raised, pings, slow_weights, finished, kept)}[
     sys.argv[2]
 ]()
