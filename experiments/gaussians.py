@@ -26,12 +26,12 @@ STEP_MS = "5.8,7.5,15.1,33.3"  # A hundredth of the notebook's seconds for a ste
 SMALL_WIDTH = 1_000, 64  # A step takes less than the fastest worker's time.
 SECONDS = 20, 1.0
 REPEATS = 3, 1
-NESTEROV = ["--outer_lr=0.7", "--outer_momentum=0.9"]
+OUTER_RATE = "--outer_lr=0.7"
 BARRIER, QUORUM, ASYNC = "barrier", "quorum of 2", "async"
 SYNCS = {
-    BARRIER: ["--outer_sync=barrier"],
-    QUORUM: ["--outer_sync=quorum", "--quorum=2"],
-    ASYNC: ["--outer_sync=async"],
+    BARRIER: ["--outer_sync=barrier", OUTER_RATE, "--outer_momentum=0.9"],
+    QUORUM: ["--outer_sync=quorum", "--quorum=2", OUTER_RATE, "--outer_momentum=0.5"],
+    ASYNC: ["--outer_sync=async", OUTER_RATE, "--outer_momentum=0.9"],
 }
 _WORKER = Path(__file__).with_name("gaussians_worker.py")
 _LIMIT_S = 1_800
@@ -90,7 +90,7 @@ def timed(lab: Lab) -> tuple[pd.DataFrame, dict[str, list[float]], dict[str, lis
         for sync, flags in SYNCS.items():
             # A barrier has as many rounds as its slowest worker makes.
             own = [f"--rounds={max(1, int(seconds * 1e3 / (33.3 * LOCAL_STEPS)))}"] if sync == BARRIER else []
-            found = train(lab, f"{sync.replace(' ', '-')}-{repeat}", [*flags, *NESTEROV], [*worker, *own])
+            found = train(lab, f"{sync.replace(' ', '-')}-{repeat}", flags, [*worker, *own])
             rows += [(sync, repeat, at, loss) for at, loss in found["losses"]]
             last[sync].append(found["last"])
             seconds_of[sync].append(found["seconds"])
