@@ -468,8 +468,7 @@ absl::Status Server::JoinChief(const std::stop_token& stop) {
                                          lineage_.again ? "--server_timeout" : "--connect_timeout");
   if (joined.ok()) joined = AwaitRegistration(deadline, stop);
   const bool not_there = absl::IsUnavailable(joined) || absl::IsDeadlineExceeded(joined);
-  const bool is_over = Message(joined).ends_with("the job is finished");
-  if ((!not_there && !is_over) || stop.stop_requested() || !HasFinished()) return joined;
+  if (!not_there || stop.stop_requested() || !HasFinished()) return joined;
   spdlog::info("{}; but the job in {} is finished", Message(joined), options_.checkpoint_dir);
   End(v1::PHASE_FINISHED, "");
   return absl::OkStatus();
