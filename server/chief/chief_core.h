@@ -136,8 +136,9 @@ class ChiefCore {
   absl::Status CheckResumes(const v1::Registration& registration) const;
   // By what a shard that registers anew says, the present generation may be over.
   void EndIfLost(const v1::Registration& registration, TimePoint now);
-  // After an event that calls for a new view: tells the shards, and answers and tells whom it concerns.
+  // Tells all shards the sets that were named.
   void TellDecisions(const std::vector<StepSet>& decided);
+  // After an event that calls for a new view: tells the shards, and answers and tells whom it concerns.
   void ChangeView(TimePoint now);
   void AnswerJoins(TimePoint now);
   void AnswerDones(TimePoint now);

@@ -211,59 +211,60 @@ def elastic(problem, steps, k, momentum, alpha, pushes, starts):
     return centres[-1]
 
 
+class Pushers:
+    """Workers that push what their weights have moved by, each from the version that it began its round with."""
+
+    def __init__(self, problem, steps, k, momentum, starts):
+        self.problem, self.steps, self.k, self.momentum = problem, steps, k, momentum
+        self.versions = [[weight.astype(float) for weight in make_weights()]]
+        self.workers, self.batches = [None] * problem.workers, [0] * problem.workers
+        self.began = list(starts)
+
+    def push(self, rank, pulled):
+        """The rank's next round, from what it pulled unless it is its first: the difference and the samples."""
+        if self.workers[rank] is None:
+            self.workers[rank] = Worker(self.problem, rank, self.versions[self.began[rank]], self.momentum)
+        worker = self.workers[rank]
+        if self.batches[rank]:
+            self.began[rank] = pulled
+            worker.x = list(self.versions[pulled])
+        worker.samples = 0
+        for _ in range(min(self.k, self.steps - self.batches[rank])):
+            worker.step(self.batches[rank])
+            self.batches[rank] += 1
+        return minus(worker.x, self.versions[self.began[rank]]), worker.samples
+
+    def end(self):
+        assert self.batches == [self.steps] * len(self.workers), self.batches
+        return self.versions[-1]
+
+
 def delayed_nesterov(problem, steps, k, momentum, rate, outer, buffer, pushes, starts):
-    """As `elastic`, but each worker's whole difference from the version that it began with is applied when it comes."""
-    versions = [[weight.astype(float) for weight in make_weights()]]
-    workers, batches = [None] * problem.workers, [0] * problem.workers
+    """As `elastic`, but each worker's whole difference is applied when it comes."""
+    pushers = Pushers(problem, steps, k, momentum, starts)
     velocity, total = zeros(), zeros()
-    began = list(starts)
     for number, (rank, pulled) in enumerate(pushes, start=1):
-        if workers[rank] is None:
-            workers[rank] = Worker(problem, rank, versions[starts[rank]], momentum)
-        worker = workers[rank]
-        if batches[rank]:
-            began[rank] = pulled
-            worker.x = list(versions[pulled])
-        for _ in range(min(k, steps - batches[rank])):
-            worker.step(batches[rank])
-            batches[rank] += 1
-        d = minus(worker.x, versions[began[rank]])
+        d, _ = pushers.push(rank, pulled)
         total = plus(total, d)
         share = [each / buffer for each in d]
         if number % buffer == 0:
             velocity = [outer * v + each / buffer for v, each in zip(velocity, total)]
             total = zeros()
             share = [each + outer * v for each, v in zip(share, velocity)]
-        versions.append([w + rate * each for w, each in zip(versions[-1], share)])
-    assert batches == [steps] * len(workers), batches
-    return versions[-1]
+        pushers.versions.append([w + rate * each for w, each in zip(pushers.versions[-1], share)])
+    return pushers.end()
 
 
 def in_rounds(problem, steps, k, momentum, rate, outer, rounds, starts):
-    """As `delayed_nesterov`, but what is applied is the mean of a round's differences, each from the version that its
-    worker began with. A round is a list of ranks, and of the versions that their pushes were computed on."""
-    versions = [[weight.astype(float) for weight in make_weights()]]
-    workers, batches = [None] * problem.workers, [0] * problem.workers
-    velocity, began = zeros(), list(starts)
+    """The mean of a round's differences is applied. A round is a list of ranks, and of the versions that their pushes
+    were computed on."""
+    pushers = Pushers(problem, steps, k, momentum, starts)
+    velocity = zeros()
     for pushes in rounds:
-        differences = []
-        for rank, pulled in pushes:
-            if workers[rank] is None:
-                workers[rank] = Worker(problem, rank, versions[starts[rank]], momentum)
-            worker = workers[rank]
-            if batches[rank]:
-                began[rank] = pulled
-                worker.x = list(versions[pulled])
-            worker.samples = 0
-            for _ in range(min(k, steps - batches[rank])):
-                worker.step(batches[rank])
-                batches[rank] += 1
-            differences.append((minus(worker.x, versions[began[rank]]), worker.samples))
-        d = mean(differences)
+        d = mean([pushers.push(rank, pulled) for rank, pulled in pushes])
         velocity = [outer * v + each for v, each in zip(velocity, d)]
-        versions.append([w + rate * (each + outer * v) for w, each, v in zip(versions[-1], d, velocity)])
-    assert batches == [steps] * len(workers), batches
-    return versions[-1]
+        pushers.versions.append([w + rate * (each + outer * v) for w, each, v in zip(pushers.versions[-1], d, velocity)])
+    return pushers.end()
 
 
 def optimizer_flags(momentum):

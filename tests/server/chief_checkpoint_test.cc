@@ -290,6 +290,35 @@ TEST_CASE("A change of hyperparameters at the version of a checkpoint is part of
   }
 }
 
+TEST_CASE("In rounds of a quorum a checkpoint is of the last one, unless a change is for a later version") {
+  for (const bool changed : {false, true}) {
+    ChiefOptions options = WithCheckpoints("diloco", 1, 2);
+    options.mode.outer_sync = "quorum";
+    options.mode.quorum = 1;
+    SavedJob saved(options);
+    saved.Run();
+    for (uint32_t shard = 0; shard < 2; ++shard) {
+      v1::ShardReport report = saved.job.Acknowledged();
+      v1::PushDone* const push = report.add_complete();
+      push->set_incarnation(1);
+      push->set_samples(1);
+      saved.job.chief.OnReport(shard, report, saved.job.now);
+    }
+    v1::SetHyperparametersRequest request;
+    request.add_values()->set_name("outer_lr");
+    request.mutable_values(0)->set_value(0.5F);
+    if (changed) {
+      saved.job.chief.SetHyperparameters(request, saved.job.now, saved.job.now + seconds(1), [](const auto&) {});
+      REQUIRE(saved.job.cuts.back().version() == 2);
+      saved.Cut(2);
+    }
+    saved.Ask();
+    REQUIRE(saved.job.cuts.back().checkpoint() > 0);
+    CHECK(saved.job.cuts.back().has_version());
+    CHECK(saved.job.cuts.back().version() == (changed ? 2 : 1));
+  }
+}
+
 TEST_CASE("Who asks for a checkpoint when the last one is complete gets that one at once") {
   SavedJob saved(WithCheckpoints("bsp", 1, 1));
   saved.Run();

@@ -320,6 +320,17 @@ TEST_CASE("diloco without a barrier applies each difference when it comes, whate
   CHECK(test.PullUnnamed(2)->weights()[0] == 2.5F);
 }
 
+TEST_CASE("In fragments a push carries the slices of its fragment, whoever comes first") {
+  ModeOptions mode = {.local_steps = 2, .outer_sync = "async"};
+  mode.fragments = 2;
+  T test("diloco", Options(mode, "adam"), {{"w", {4}}, {"u", {4}}});
+  const std::string refused = "rank 0, step 0: carries other slices than those of fragment 0 of 2";
+  CHECK(Message(AddPush(test, Partial(Difference(0, 0), 1, 2), 1)) == refused);
+  CHECK(Message(AddPush(test, Difference(0, 0), 1)) == refused);
+  REQUIRE(AddPush(test, Partial(Difference(0, 0), 0, 1), 1).ok());
+  CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
+}
+
 TEST_CASE("easgd adds each difference as a version of its own") {
   T test("easgd", Options({}));
   v1::PushRequest late = Difference(1, 0);

@@ -27,6 +27,22 @@ TEST_CASE("Committed pushes are built one after the other, in their order, each 
   CHECK(bench.updater_.idle());
 }
 
+TEST_CASE("What is saved of a version has the position of that version, though later ones are committed") {
+  UpdaterBench bench;
+  for (const uint64_t passed : {3U, 5U}) {
+    const auto push = bench.MakePush(1, 1);
+    push->passed = passed;
+    bench.updater_.Commit({push}, bench.now_);
+  }
+  for (const uint64_t position : {3U, 8U}) {
+    bench.updater_.StartNext(bench.now_);
+    CHECK(bench.updater_.Save().position == (position == 3 ? 0U : 3U));
+    CHECK(bench.pool_.RunPosted());
+    CHECK(bench.Ended() == Outcome::kPublished);
+    CHECK(bench.updater_.Save().position == position);
+  }
+}
+
 TEST_CASE("Each tensor steps with its own factor of the learning rate") {
   UpdaterBench bench({.layout = {{"a", {1}, 0}, {"b", {1}, 0.25F}}});
   bench.updater_.Commit({bench.MakePush(8, 8)}, bench.now_);
