@@ -329,6 +329,7 @@ void RetryingExchange::End(const absl::Status& status) {
     if (state.call != nullptr) state.call->Cancel();
   }
   changed_.NotifyAll();
+  WakeTaker();
   absl::StatusOr<ExchangeResult> result = status.ok() ? absl::StatusOr<ExchangeResult>(MakeResult()) : status;
   MutexLock lock(end_mutex_);
   result_ = std::move(result);
@@ -343,6 +344,7 @@ void RetryingExchange::MaybeFinish() {
   finished_ = true;
   if (request_.residuals != nullptr) request_.residuals->EndUse();
   ended_.NotifyAll();
+  WakeTaker();
   if (!callback_ && releases_.empty()) return;
   timer_.At(timer_.now(), [self = shared_from_this(), callback = std::exchange(callback_, nullptr),
                            releases = std::exchange(releases_, {})] {
@@ -381,12 +383,33 @@ bool RetryingExchange::WantsSlice(uint32_t slice) {
 
 void RetryingExchange::OnSlice(uint32_t slice) {
   MutexLock lock(mutex_);
-  if (arrived_->Add(slice)) changed_.NotifyAll();
+  if (!arrived_->Add(slice)) return;
+  changed_.NotifyAll();
+  WakeTaker();
+}
+
+bool RetryingExchange::TakeReplies(const std::function<bool()>& over, TimePoint end) {
+  std::thread::id nobody;
+  if (context_->links.size() != 1 || !taker_.compare_exchange_strong(nobody, std::this_thread::get_id())) return false;
+  const bool took = context_->links.front()->TakeReplies(over, end);
+  taker_ = std::thread::id();
+  return took;
+}
+
+// The taker looks under the lock that is held here, after it is known to be one: it sees the change, or is woken.
+void RetryingExchange::WakeTaker() {
+  const std::thread::id taker = taker_;
+  if (taker != std::thread::id() && taker != std::this_thread::get_id()) context_->links.front()->WakeTaker();
 }
 
 std::optional<absl::Status> RetryingExchange::WaitTensorFor(size_t tensor, absl::Duration time) {
   const TimePoint end = EndOf(time);
   if (ReceivesSlices(request_.kind) && exact() && tensor < tensor_slices_.size()) {
+    const auto over = [this, tensor] {
+      MutexLock lock(mutex_);
+      return arrived_->HasTensor(tensor) || decided_;
+    };
+    (void)TakeReplies(over, end);
     MutexLock lock(mutex_);
     // Bounded as in WaitUntil.
     while (!arrived_->HasTensor(tensor) && !decided_) {
@@ -403,6 +426,11 @@ std::optional<absl::StatusOr<ExchangeResult>> RetryingExchange::WaitFor(absl::Du
 }
 
 std::optional<absl::StatusOr<ExchangeResult>> RetryingExchange::WaitUntil(TimePoint end) {
+  const auto over = [this] {
+    MutexLock lock(end_mutex_);
+    return finished_;
+  };
+  (void)TakeReplies(over, end);
   MutexLock lock(end_mutex_);
   // Without an end it is bounded: ClassifyFailure ends every series of attempts, and a link every call.
   while (!finished_) {

@@ -5,9 +5,12 @@
 // no clock but the timer's.
 #pragma once
 
+#include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/slices.h"
@@ -93,6 +96,11 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   std::string Who() const;  // The rank, and of a push the step.
 
   std::optional<absl::StatusOr<ExchangeResult>> WaitUntil(TimePoint end);
+  // Takes replies on this thread until `over` or `end`, where there is one link and it can. False: it cannot, or another
+  // thread does.
+  bool TakeReplies(const std::function<bool()>& over, TimePoint end);
+  // Something has changed that a taker may wait for.
+  void WakeTaker();
 
   // What the shards are asked, now that it is known what has become of the push.
   CallKind Kind() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -158,6 +166,7 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   const SliceRanges carries_;
   const std::vector<std::vector<uint32_t>> tensor_slices_;
   const bool servers_look_;  // Nobody need look here whether gradients are finite.
+  std::atomic<std::thread::id> taker_ = {};  // The thread in TakeReplies; none: nobody is.
 
   Mutex mutex_;
   CondVar changed_;

@@ -220,6 +220,10 @@ class LocalShardLink final : public ShardLink {
   }
   bool takes(const SharedTensors& gradients) const override { return connection_->Takes(gradients.memory()); }
   bool server_looks() const override { return connection_->applies_in_place && works(); }
+  bool TakeReplies(const std::function<bool()>& over, TimePoint deadline) override {
+    return connection_->TakeReplies(over, deadline);
+  }
+  void WakeTaker() override { connection_->WakeTaker(); }
   std::shared_ptr<ShardCall> MakeCall(CallRequest request, ShardCall::EndFunction on_end) override {
     return std::make_shared<LocalShardCall>(connection_, std::move(request), std::move(on_end));
   }
@@ -233,6 +237,7 @@ constexpr size_t kMostTold = 7;       // The client shares no more; a server kee
 constexpr std::chrono::seconds kFileWait(5);
 constexpr std::chrono::hours kIdle(1);
 constexpr std::chrono::milliseconds kReleaseAfter(100);
+constexpr std::chrono::milliseconds kTurn(5);  // The thread takes replies when no caller has for so long.
 
 }  // namespace
 
@@ -320,7 +325,7 @@ void LocalConnection::SendCancel(uint64_t call) {
   Send(std::move(request));
 }
 
-std::shared_ptr<LocalCall> LocalConnection::Take(uint64_t call) {
+std::shared_ptr<LocalCall> LocalConnection::Extract(uint64_t call) {
   MutexLock lock(mutex_);
   auto found = calls_.extract(call);
   return found.empty() ? nullptr : std::move(found.mapped());
@@ -354,21 +359,57 @@ TimePoint LocalConnection::EndCalls() {
   return next;
 }
 
+bool LocalConnection::TakeReplies(const std::function<bool()>& over, TimePoint deadline) {
+  {
+    MutexLock lock(turn_mutex_);
+    if (caller_ || over_) return false;
+    caller_ = true;
+    if (taken_) channel_.WakeReceiver();
+    while (taken_) turn_left_.Wait(turn_mutex_);  // The thread is at one message at most.
+    taken_ = true;
+  }
+  bool goes_on = true;
+  while (goes_on && !over() && Now() < deadline) goes_on = Take(deadline);
+  LeaveTurn(/*is_caller=*/true, goes_on);
+  return true;
+}
+
+void LocalConnection::AwaitTurn() {
+  MutexLock lock(turn_mutex_);
+  while (taken_ || caller_ || (!over_ && Now() < thread_from_)) turn_left_.WaitUntil(turn_mutex_, Now() + kTurn);
+  taken_ = true;
+}
+
+// A caller that leaves wakes nobody: mostly it comes back soon.
+void LocalConnection::LeaveTurn(bool is_caller, bool goes_on) {
+  MutexLock lock(turn_mutex_);
+  taken_ = false;
+  over_ = over_ || !goes_on;
+  if (is_caller) caller_ = false;
+  if (is_caller) thread_from_ = Now() + kTurn;
+  if (!is_caller || over_) turn_left_.NotifyAll();
+}
+
+bool LocalConnection::Take(TimePoint deadline) {
+  const absl::StatusOr<std::optional<std::string>> message = channel_.Receive();
+  why_ = message.status();
+  if (why_.ok() && message->has_value()) why_ = OnReply(**message);
+  if (!why_.ok()) return false;  // CANCELLED: it was closed here.
+  if (message->has_value() && Now() < end_calls_at_) return true;
+  const TimePoint began = Now();
+  const TimePoint next = std::min(EndCalls(), began + kReleaseAfter);
+  end_calls_at_ = began + kReleaseAfter;
+  if (message->has_value()) return true;
+  if (!channel_.Wait(std::min(next, deadline))) return false;
+  if (Now() >= began + kReleaseAfter) SendReleased();
+  return true;
+}
+
 void LocalConnection::Run() {
-  TimePoint end_calls_at = Now();
-  absl::Status why;  // It has ended, unless the server has.
-  for (;;) {
-    const absl::StatusOr<std::optional<std::string>> message = channel_.Receive();
-    why = message.status();
-    if (why.ok() && message->has_value()) why = OnReply(**message);
-    if (!why.ok()) break;  // CANCELLED: it was closed here.
-    if (message->has_value() && Now() < end_calls_at) continue;
-    const TimePoint began = Now();
-    const TimePoint next = std::min(EndCalls(), began + kReleaseAfter);
-    end_calls_at = began + kReleaseAfter;
-    if (message->has_value()) continue;
-    if (!channel_.Wait(next)) break;
-    if (Now() >= began + kReleaseAfter) SendReleased();
+  for (bool goes_on = true; goes_on;) {
+    AwaitTurn();
+    goes_on = Take(TimePoint::max());
+    LeaveTurn(/*is_caller=*/false, goes_on);
   }
   channel_.Close();
   std::map<uint64_t, std::shared_ptr<LocalCall>> calls;
@@ -378,7 +419,7 @@ void LocalConnection::Run() {
     calls.swap(calls_);
   }
   if (!stopped_ && target_.on_lost) {
-    const std::string reason = why.ok() || absl::IsCancelled(why) ? "" : absl::StrCat(" (", Message(why), ")");
+    const std::string reason = why_.ok() || absl::IsCancelled(why_) ? "" : absl::StrCat(" (", Message(why_), ")");
     target_.on_lost(absl::StrCat("the link through shared memory has ended", reason, "; using gRPC"));
   }
   for (const auto& [number, call] : calls) call->End(LinkEnded());
@@ -395,7 +436,7 @@ absl::Status LocalConnection::OnReply(const std::string& message) {
         weights.get(), [self = shared_from_this(), call = reply.call()](const void*) { self->Release(call); });
   }
   // It may have ended here meanwhile.
-  const std::shared_ptr<LocalCall> call = Take(reply.call());
+  const std::shared_ptr<LocalCall> call = Extract(reply.call());
   if (call != nullptr) call->OnReply(reply, weights, pin);
   const bool copied = pin.use_count() == 1;
   pin.reset();

@@ -39,14 +39,15 @@ absl::StatusOr<std::unique_ptr<ShardLink>> ConnectLocally(const LocalTarget& tar
 // What a link through shared memory and its calls have in common: the channel, the calls that are open, and the memory
 // that each side knows of the other.
 //
-// Its thread takes the replies. Lock order: a call's lock, then the connection's.
+// Replies are taken by whoever waits for one (TakeReplies), and by its own thread while nobody does. Lock order: a
+// call's lock, then the connection's; that of the turn is a leaf.
 inline absl::Status LinkEnded() { return absl::UnavailableError("the link through shared memory has ended"); }
 
 class LocalCall {
  public:
   virtual ~LocalCall() = default;
   virtual TimePoint deadline() const = 0;
-  // One of these, once, on the connection's thread. `weights` is the server's memory, where there are some, and
+  // One of these, once, on the thread that takes replies. `weights` is the server's memory, where there are some, and
   // `pin` what it is held by.
   virtual void OnReply(const v1::LocalReply& reply, const std::shared_ptr<const SharedMemory>& weights,
                        const std::shared_ptr<const void>& pin) = 0;
@@ -83,14 +84,23 @@ class LocalConnection : public std::enable_shared_from_this<LocalConnection> {
   uint32_t Tell(const SharedMemory& memory);
   // The server may write again what this call has brought. It is told with the next message, or soon.
   void Release(uint64_t call);
-  // The call ends with CANCELLED, on the connection's thread, unless it has ended.
+  // The call ends with CANCELLED, on the thread that takes replies, unless it has ended.
   void Cancel(uint64_t call);
+  // These are ShardLink's.
+  bool TakeReplies(const std::function<bool()>& over, TimePoint deadline);
+  void WakeTaker() { channel_.WakeReceiver(); }
 
  private:
   void Run();
+  // Has the thread wait until it is its turn.
+  void AwaitTurn();
+  // Gives the turn back; without `goes_on` the link has ended.
+  void LeaveTurn(bool is_caller, bool goes_on);
+  // Takes a message, or waits for one. False: the link has ended.
+  bool Take(TimePoint deadline);
   absl::Status OnReply(const std::string& message);
   absl::StatusOr<std::shared_ptr<const SharedMemory>> MemoryOf(uint32_t number);
-  std::shared_ptr<LocalCall> Take(uint64_t call);
+  std::shared_ptr<LocalCall> Extract(uint64_t call);
   void SendReleased();
   void SendCancel(uint64_t call);
   // Ends those that were cancelled, or whose time is over. Returns when the next one's is.
@@ -100,8 +110,19 @@ class LocalConnection : public std::enable_shared_from_this<LocalConnection> {
   LocalChannel channel_;
   std::atomic<bool> ended_ = false;
   std::atomic<bool> stopped_ = false;  // It ends because the client does.
-  // The server's, by its number. The thread's.
-  std::map<uint32_t, std::shared_ptr<const SharedMemory>> memories_;
+
+  // Used by the one whose turn it is.
+  std::map<uint32_t, std::shared_ptr<const SharedMemory>> memories_;  // The server's, by its number.
+  TimePoint end_calls_at_;
+  absl::Status why_;  // It has ended, unless the server has.
+
+  // Whose turn it is to use the channel's receiving side.
+  Mutex turn_mutex_;
+  CondVar turn_left_;
+  bool taken_ ABSL_GUARDED_BY(turn_mutex_) = false;
+  bool caller_ ABSL_GUARDED_BY(turn_mutex_) = false;         // A caller has it, or waits until the thread leaves it.
+  bool over_ ABSL_GUARDED_BY(turn_mutex_) = false;           // The channel has ended: only the thread goes on.
+  TimePoint thread_from_ ABSL_GUARDED_BY(turn_mutex_) = {};  // Before, a caller may come back.
 
   Mutex mutex_;
   uint64_t last_call_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -141,6 +141,12 @@ class ShardLink {
   virtual bool server_looks() const { return false; }
   // Whether calls may bring gradients there from this memory, as CallRequest.shared. Else they are sent otherwise.
   virtual bool takes(const SharedTensors& /*gradients*/) const { return true; }
+  // Takes what comes, on the caller's thread, until `over` says so or `deadline`: whoever waits for an answer need then
+  // not be woken by the thread that takes it. Calls end meanwhile, on this thread, perhaps others' too. False: it does
+  // not, since it cannot, or another caller does; answers come on other threads.
+  virtual bool TakeReplies(const std::function<bool()>& /*over*/, TimePoint /*deadline*/) { return false; }
+  // Has a TakeReplies look whether it is over. From any thread; never blocks.
+  virtual void WakeTaker() {}
   // Does nothing before the call's Begin. The link must outlive the call.
   virtual std::shared_ptr<ShardCall> MakeCall(CallRequest request, ShardCall::EndFunction on_end) = 0;
 };

@@ -25,6 +25,10 @@ class PreferredLink final : public ShardLink {
   const std::string& address() const override { return remote_->address(); }
   bool server_looks() const override { return local_->server_looks(); }
   bool can_view() const override { return local_->can_view(); }
+  bool TakeReplies(const std::function<bool()>& over, TimePoint deadline) override {
+    return local_->TakeReplies(over, deadline);
+  }
+  void WakeTaker() override { local_->WakeTaker(); }
   std::shared_ptr<ShardCall> MakeCall(CallRequest request, ShardCall::EndFunction on_end) override {
     const bool empty = request.kind != CallKind::kInit && request.samples == 0;
     const bool sends_nothing = !SendsSlices(request.kind) || empty;
