@@ -1,8 +1,11 @@
 #include "common/local/local_channel.h"
 
 #include <poll.h>
+#include <sys/eventfd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "common/status.h"
@@ -12,7 +15,6 @@ namespace {
 
 constexpr size_t kMostWaiting = 1024;  // Messages that found no room.
 constexpr size_t kMostWaitingBytes = 16 << 20;
-constexpr std::chrono::milliseconds kRoomAfter(1);  // The other side does not say when it has read.
 
 // Ring 0 is the client's to write, ring 1 the server's.
 std::span<uint8_t> RingOf(const SharedMemory& rings, bool second) {
@@ -31,27 +33,59 @@ absl::StatusOr<SharedMemory> LocalChannel::AttachRings(FileDescriptor file, size
                               SharedMemory::Access::kReadWrite);
 }
 
-LocalChannel::LocalChannel(LocalSocket socket, SharedMemory rings, Side side)
+absl::StatusOr<FileDescriptor> LocalChannel::MakeBell() {
+  FileDescriptor bell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!bell.valid()) return ResourceExhausted("a link's bell: eventfd: ", std::strerror(errno));
+  return bell;
+}
+
+LocalChannel::LocalChannel(LocalSocket socket, SharedMemory rings, FileDescriptor bell)
     : socket_(std::move(socket)),
       rings_(std::move(rings)),
-      reader_(RingOf(rings_, side == Side::kClient)),
-      incoming_(*reinterpret_cast<MessageRing*>(RingOf(rings_, side == Side::kClient).data())),
+      bell_(std::move(bell)),
+      reader_(RingOf(rings_, true)),
+      incoming_(*reinterpret_cast<MessageRing*>(RingOf(rings_, true).data())),
       look_at_(Now() + kLookAfter),
-      writer_(RingOf(rings_, side == Side::kServer)) {}
+      writer_(RingOf(rings_, false), bell_.get()) {}
+
+LocalChannel::LocalChannel(LocalSocket socket, SharedMemory rings, FileDescriptor bell,
+                           std::shared_ptr<const FileDescriptor> wakes)
+    : socket_(std::move(socket)),
+      rings_(std::move(rings)),
+      bell_(std::move(bell)),
+      wakes_(std::move(wakes)),
+      reader_(RingOf(rings_, false)),
+      incoming_(*reinterpret_cast<MessageRing*>(RingOf(rings_, false).data())),
+      writer_(RingOf(rings_, true)) {}
+
+void LocalChannel::WakeReceiver() {
+  if (wakes_ == nullptr) return Ring(incoming_.bell);
+  eventfd_write(wakes_->get(), 1);
+}
 
 absl::Status LocalChannel::Send(std::string message) {
   MutexLock lock(mutex_);
   waiting_bytes_ += message.size();
   waiting_.push_back(std::move(message));
-  const absl::Status flushed = Flush();
+  const absl::Status flushed = FlushLocked();
   if (waiting_.size() > kMostWaiting || waiting_bytes_ > kMostWaitingBytes) {
     return absl::ResourceExhaustedError("the other side of the link does not read");
   }
-  if (!waiting_.empty()) Ring(incoming_.bell);  // The receiver looks for room.
+  if (!waiting_.empty()) WakeReceiver();  // It looks for room.
   return flushed;
 }
 
-absl::Status LocalChannel::Flush() {
+bool LocalChannel::Flush() {
+  MutexLock lock(mutex_);
+  return !closed_ && FlushLocked().ok();
+}
+
+bool LocalChannel::needs_room() {
+  MutexLock lock(mutex_);
+  return !waiting_.empty();
+}
+
+absl::Status LocalChannel::FlushLocked() {
   while (!waiting_.empty()) {
     const absl::Status written = writer_.Write(waiting_.front());
     if (absl::IsResourceExhausted(written)) return absl::OkStatus();
@@ -76,7 +110,7 @@ bool LocalChannel::Wait(TimePoint deadline) {
   bool full = false;
   {
     MutexLock lock(mutex_);
-    if (!Flush().ok()) return false;
+    if (!FlushLocked().ok()) return false;
     full = !waiting_.empty();
   }
   if (full) deadline = std::min(deadline, Now() + kRoomAfter);
@@ -104,7 +138,7 @@ absl::StatusOr<LocalSocket::Message> LocalChannel::ReceiveFile(TimePoint deadlin
 void LocalChannel::Close() {
   closed_ = true;
   socket_.Shutdown();
-  Ring(incoming_.bell);
+  WakeReceiver();
 }
 
 }  // namespace ps

@@ -1,11 +1,16 @@
 // A link between two processes of one host: a ring of messages each way, in memory that both share, and the socket over
 // which they got there, which carries descriptors of further memory and whose end tells of a peer that has ended.
 //
+// The client's receiver waits for its ring alone (Wait). The server's looks at many, and at their sockets: it is woken
+// by descriptors (eventfd(2)). One is the link's, which the client writes to; nobody reads it, and the server does not
+// write to it either, since the client could make it block. The other is the server's own.
+//
 // Neither side trusts the other (message_ring.h). Messages that find no room wait here, up to a limit.
 #pragma once
 
 #include <atomic>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
+#include "common/files.h"
 #include "common/local/local_socket.h"
 #include "common/local/message_ring.h"
 #include "common/local/shared_memory.h"
@@ -20,17 +26,21 @@
 
 namespace ps {
 
-// Receive, Wait and ReceiveFile are one thread's, the receiver's; all else is thread-safe.
+// Receive, Wait, Prepare, SetSleeping and ReceiveFile are one thread's, the receiver's; all else is thread-safe.
 class LocalChannel {
  public:
-  enum class Side { kServer, kClient };
-
   // Memory for the rings of a channel, each of so many bytes (a multiple of 64). RESOURCE_EXHAUSTED if there is none.
   static absl::StatusOr<SharedMemory> MakeRings(size_t ring_bytes);
   // Maps what the other side made. INVALID_ARGUMENT if it is no such memory.
   static absl::StatusOr<SharedMemory> AttachRings(FileDescriptor file, size_t ring_bytes);
 
-  LocalChannel(LocalSocket socket, SharedMemory rings, Side side);
+  // The client's side. `bell` is the one that the server has made.
+  LocalChannel(LocalSocket socket, SharedMemory rings, FileDescriptor bell);
+  // The server's. `wakes` wakes its receiver, and `bell` does so from the other side.
+  LocalChannel(LocalSocket socket, SharedMemory rings, FileDescriptor bell,
+               std::shared_ptr<const FileDescriptor> wakes);
+  // A descriptor to write to, for either.
+  static absl::StatusOr<FileDescriptor> MakeBell();
 
   // Never blocks. INTERNAL if the other side has broken the rules, RESOURCE_EXHAUSTED if it does not read: the channel
   // is of no use any more. Messages arrive in the order in which they were sent.
@@ -44,8 +54,18 @@ class LocalChannel {
   // Waits for a message, Close or `deadline`, whichever is first; may return early. False: the channel is closed, or
   // the other side has ended, which is noticed within kLookAfter.
   bool Wait(TimePoint deadline);
-  // Makes Wait return. From any thread.
-  void WakeReceiver() { Ring(incoming_.bell); }
+  // Makes Wait return, or wakes the server's receiver. From any thread.
+  void WakeReceiver();
+  // For the server's receiver, before it sleeps, instead of Wait. Sends what waits, as far as there is room. False: the
+  // channel is closed, or the other side has broken the rules.
+  bool Flush();
+  // What waits has found no room: the receiver is to flush it within kRoomAfter.
+  bool needs_room();
+  void SetSleeping(bool sleeps) { reader_.SetSleeping(sleeps); }
+  bool has_message() const { return !reader_.empty(); }
+  // For epoll(7): the socket, of which an end matters, and the bell, of which edges do.
+  int socket() const { return socket_.descriptor(); }
+  int bell() const { return bell_.get(); }
   // The next descriptor, which was sent. UNAVAILABLE: the other side has ended; DEADLINE_EXCEEDED: none came.
   absl::StatusOr<LocalSocket::Message> ReceiveFile(TimePoint deadline);
 
@@ -53,14 +73,17 @@ class LocalChannel {
   void Close();
 
   static constexpr std::chrono::milliseconds kLookAfter{250};
+  static constexpr std::chrono::milliseconds kRoomAfter{1};  // The other side does not say when it has read.
 
  private:
   // What waits is written as far as there is room.
-  absl::Status Flush() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool PeerEnded() const;
 
   LocalSocket socket_;
   SharedMemory rings_;
+  const FileDescriptor bell_;
+  const std::shared_ptr<const FileDescriptor> wakes_;  // Null: the client's side.
   MessageReader reader_;
   MessageRing& incoming_;
   std::atomic<bool> closed_ = false;

@@ -70,6 +70,7 @@ class LocalListener {
   ~LocalListener();
 
   const std::string& address() const { return address_; }
+  int descriptor() const { return file_.get(); }
 
   // DEADLINE_EXCEEDED: nobody came; PERMISSION_DENIED: somebody of another user did, and was sent away; CANCELLED: it
   // was shut down.

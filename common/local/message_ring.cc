@@ -2,6 +2,7 @@
 
 #include <linux/futex.h>
 #include <sched.h>
+#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <algorithm>
@@ -19,8 +20,6 @@ using Length = uint32_t;
 constexpr size_t kAlignment = 8;
 
 size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-constexpr int kPauses = 20;  // Before it lets others run.
 
 void Pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -75,7 +74,7 @@ absl::Status MessageWriter::Write(std::string_view message) {
   ring_.CopyIn(written_ + sizeof(length), message.data(), message.size());
   written_ += RoundUp(needed);
   ring_.header().written.store(written_, std::memory_order_release);
-  Ring(ring_.header().bell);
+  Ring(ring_.header().bell, event_);
   return absl::OkStatus();
 }
 
@@ -97,10 +96,30 @@ absl::StatusOr<std::optional<std::string>> MessageReader::Read() {
 }
 
 // Each side writes its word before it reads the other's: either the waiter sees the ring, or the ringer that it sleeps.
-void Ring(Doorbell& bell) {
+// A descriptor is written to once for each sleep: nobody reads it (epoll's edges tell), and it never blocks.
+void Ring(Doorbell& bell, int event) {
   bell.rings.fetch_add(1, std::memory_order_seq_cst);
   if (bell.sleeping.load(std::memory_order_seq_cst) == 0) return;
-  syscall(SYS_futex, Word(bell.rings), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  if (event < 0) {
+    syscall(SYS_futex, Word(bell.rings), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  } else if (bell.sleeping.exchange(0) != 0) {
+    eventfd_write(event, 1);
+  }
+}
+
+bool Looking::Again() {
+  if (looks_ >= kPauses + yields_) return false;
+  if (looks_++ < kPauses) {
+    Pause();
+  } else {
+    sched_yield();
+  }
+  return true;
+}
+
+void Looking::End(bool came) {
+  looks_ = 0;
+  yields_ = came ? kMostYields : std::max(yields_ / 4, kFewestYields);
 }
 
 bool MessageReader::Rung() {
@@ -108,18 +127,6 @@ bool MessageReader::Rung() {
   if (rings == seen_) return false;
   seen_ = rings;
   return true;
-}
-
-bool MessageReader::Look() {
-  for (int look = 0; look < kPauses; ++look) {
-    if (Rung()) return true;
-    Pause();
-  }
-  for (int look = 0; look < yields_; ++look) {
-    if (Rung()) return true;
-    sched_yield();
-  }
-  return false;
 }
 
 bool MessageReader::Sleep(TimePoint deadline) {
@@ -135,8 +142,10 @@ bool MessageReader::Sleep(TimePoint deadline) {
 }
 
 bool MessageReader::Wait(TimePoint deadline) {
-  const bool rung = Look() || Sleep(deadline);
-  yields_ = rung ? kMostYields : std::max(yields_ / 4, kFewestYields);
+  bool rung = Rung();
+  while (!rung && looking_.Again()) rung = Rung();
+  if (!rung) rung = Sleep(deadline);
+  looking_.End(rung);
   return rung;
 }
 

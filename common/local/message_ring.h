@@ -27,6 +27,9 @@ namespace ps {
 // burns no core. The other side may be hostile: it can wake this one for nothing, or not at all, but no wait is longer
 // than its deadline.
 //
+// A side that waits for several rings at once, and for sockets, sleeps in epoll(7) instead: then it is woken by writing
+// to a descriptor (eventfd(2)) that the other side has of it.
+//
 // Lies in shared memory, all zero at first. Rung by one process and awaited by one thread of the other.
 struct Doorbell {
   std::atomic<uint32_t> rings = 0;
@@ -34,8 +37,26 @@ struct Doorbell {
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "processes share these");
 
-// What was written before is seen by whoever then sees the ring.
-void Ring(Doorbell& bell);
+// What was written before is seen by whoever then sees the ring. `event`: what wakes the other side; negative: the
+// bell.
+void Ring(Doorbell& bell, int event = -1);
+
+// How long to look for something before sleeping: it takes longer if something came the last time.
+class Looking {
+ public:
+  // Lets others run for a moment. False: it is time to sleep.
+  bool Again();
+  // Looking, or the sleep after it, is over: something came, or not.
+  void End(bool came);
+
+ private:
+  static constexpr int kPauses = 20;        // Before it lets others run.
+  static constexpr int kMostYields = 2000;  // About a millisecond, if nobody else wants to run.
+  static constexpr int kFewestYields = 4;
+
+  int looks_ = 0;
+  int yields_ = kMostYields;  // The next time.
+};
 
 // Where the ring lies: this header, then its bytes. All zero at first.
 struct MessageRing {
@@ -65,7 +86,8 @@ class RingBytes {
 // Used by one thread at a time.
 class MessageWriter {
  public:
-  explicit MessageWriter(std::span<uint8_t> memory) : ring_(memory) {}
+  // `event` is Ring's, and outlives it.
+  explicit MessageWriter(std::span<uint8_t> memory, int event = -1) : ring_(memory), event_(event) {}
 
   // Publishes the message, and rings. RESOURCE_EXHAUSTED: there is no room for it until the reader has read more (or
   // never, where it is larger than the ring); INTERNAL: the reader has broken the rules. Then nothing is written.
@@ -73,6 +95,7 @@ class MessageWriter {
 
  private:
   const RingBytes ring_;
+  const int event_;
   uint64_t written_ = 0;
 };
 
@@ -89,19 +112,18 @@ class MessageReader {
   // `deadline` came first. What must not be missed is looked for after the call, not before it: a ring while the caller
   // is at work makes the next call return at once.
   bool Wait(TimePoint deadline);
+  // For a reader that sleeps elsewhere: from now on, or no longer, the writer is to wake it. Messages are to be looked
+  // for after the first.
+  void SetSleeping(bool sleeps) { ring_.header().bell.sleeping.store(sleeps ? 1 : 0, std::memory_order_seq_cst); }
 
  private:
   bool Rung();
-  bool Look();
   bool Sleep(TimePoint deadline);
-
-  static constexpr int kMostYields = 2000;  // About a millisecond, if nobody else wants to run.
-  static constexpr int kFewestYields = 4;
 
   const RingBytes ring_;
   uint64_t read_ = 0;
-  int yields_ = kMostYields;  // The next time.
-  uint32_t seen_ = 0;         // Rings.
+  Looking looking_;
+  uint32_t seen_ = 0;  // Rings.
 };
 
 }  // namespace ps

@@ -86,6 +86,13 @@ class Shard {
   // The session's client is gone: what waits is answered CANCELLED.
   void Gone(const void* session) { Tell(&ShardCore::Gone, session); }
 
+  // Has one of the shard's threads do what would hold a caller up that others wait for, such as AddSlices of much that
+  // is copied. After StopApplying nothing is begun.
+  void Post(std::function<void()> work) {
+    pool_.Post(
+        1, [work = std::move(work)](size_t) { work(); }, [] {});
+  }
+
   void HashSlices(const VersionPin& pin, HashesCallback callback) { ps::HashSlices(pool_, pin, std::move(callback)); }
 
   // Whether gradients in shared memory are looked at only as they are applied, once the model is known.

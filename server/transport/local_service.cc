@@ -1,9 +1,14 @@
 #include "server/transport/local_service.h"
 
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
-#include <system_error>
 #include <utility>
 
 #include <spdlog/spdlog.h>
@@ -14,20 +19,15 @@ namespace ps {
 namespace {
 
 constexpr std::chrono::milliseconds kPause(100);  // It follows an error of accepting.
-constexpr std::chrono::hours kAcceptFor(1);
-constexpr size_t kMostStrangers = 256;  // Callers that have not said yet who they are.
-constexpr std::chrono::seconds kWarnEvery(10);
-
-constexpr size_t kRingBytes = 64 << 10;
-constexpr size_t kMostCalls = 16;    // A link has no more that are not answered.
-constexpr size_t kMostPins = 16;     // Calls that are not released.
-constexpr size_t kMostMemories = 8;  // A member shares no more.
+constexpr size_t kMostStrangers = 256;            // Callers that have not said yet who they are.
 constexpr std::chrono::seconds kGreeting(5);
-constexpr std::chrono::seconds kFileWait(5);
-constexpr std::chrono::seconds kLongestPin(10);  // A member holds a version that is not the newest no longer.
-constexpr std::chrono::hours kIdle(1);
+constexpr std::chrono::seconds kWarnEvery(10);
+constexpr std::chrono::milliseconds kLookEvery(5);  // At sockets, while links have something to say.
+constexpr std::chrono::seconds kIdle(10);
 
-absl::Status Broken(const std::string& what) { return absl::InvalidArgumentError(what); }
+// What epoll tells of, beside callers.
+constexpr uint64_t kListener = 0;
+constexpr uint64_t kBell = 1;
 
 }  // namespace
 
@@ -46,58 +46,184 @@ absl::StatusOr<std::unique_ptr<LocalService>> LocalService::Start(Shard& shard, 
   }
   PS_ASSIGN_OR_RETURN(LocalListener listener,
                       Annotate(LocalListener::Listen(at), path.empty() ? "--shared_memory" : "--local_socket"));
-  return std::unique_ptr<LocalService>(new LocalService(shard, std::move(path_lock), std::move(listener)));
+  FileDescriptor poll(epoll_create1(EPOLL_CLOEXEC));
+  if (!poll.valid()) return ResourceExhausted("--shared_memory: epoll_create1: ", std::strerror(errno));
+  PS_ASSIGN_OR_RETURN(FileDescriptor wakes, LocalChannel::MakeBell());
+  return std::unique_ptr<LocalService>(new LocalService(shard, std::move(path_lock), std::move(listener),
+                                                        std::move(poll),
+                                                        std::make_shared<const FileDescriptor>(std::move(wakes))));
 }
 
-LocalService::LocalService(Shard& shard, std::unique_ptr<UnixLock> path_lock, LocalListener listener)
+LocalService::LocalService(Shard& shard, std::unique_ptr<UnixLock> path_lock, LocalListener listener,
+                           FileDescriptor poll, std::shared_ptr<const FileDescriptor> wakes)
     : shard_(shard),
       path_lock_(std::move(path_lock)),
       listener_(std::move(listener)),
-      accepting_([this] { Accept(); }) {}
+      poll_(std::move(poll)),
+      wakes_(std::move(wakes)),
+      thread_([this] { Run(); }) {}
 
 LocalService::~LocalService() {
-  Entries entries;
-  {
-    MutexLock lock(mutex_);
-    stopping_ = true;
-    for (const Entry& entry : entries_) entry.link->Close();
+  stopping_ = true;
+  eventfd_write(wakes_->get(), 1);
+  thread_.join();
+}
+
+void LocalService::Run() {
+  SetListening(true);
+  (void)Watch(wakes_->get(), EPOLLIN | EPOLLET, kBell);
+  Looking looking;
+  TimePoint look_at = Now() + kLookEvery;
+  while (!stopping_) {
+    const bool came = Serve();
+    const bool looks = came || looking.Again();
+    if (came) looking.End(/*came=*/true);
+    if (looks && Now() < look_at) continue;
+    const bool told = Look(/*sleeps=*/!looks);
+    if (!looks) looking.End(told);
+    look_at = Now() + kLookEvery;
   }
-  stop_.NotifyAll();
-  listener_.Shutdown();
-  accepting_.join();
-  {
-    MutexLock lock(mutex_);
-    entries.splice(entries.end(), entries_);
+  while (!callers_.empty()) End(callers_.begin(), absl::CancelledError("the server is shutting down"));
+}
+
+bool LocalService::Serve() {
+  bool any = false;
+  for (auto caller = callers_.begin(); caller != callers_.end();) {
+    if (!caller->second.admitted) {
+      ++caller;
+      continue;
+    }
+    const absl::StatusOr<bool> said = caller->second.link->Serve();
+    any = any || !said.ok() || *said;
+    caller = said.ok() ? std::next(caller) : End(caller, said.status());
   }
-  for (Entry& entry : entries) entry.thread.join();
+  return any;
+}
+
+// Whoever says something after it was told that this thread sleeps wakes it; what was said before is seen here.
+bool LocalService::Look(bool sleeps) {
+  std::chrono::nanoseconds longest{};
+  bool has_work = false;
+  for (auto& [number, caller] : callers_) {
+    if (!caller.admitted) continue;
+    if (sleeps) caller.link->channel()->SetSleeping(true);
+    if (!caller.link->channel()->Flush()) caller.link->Close();
+    has_work = has_work || caller.link->has_work();
+  }
+  if (sleeps && !has_work) longest = std::max<std::chrono::nanoseconds>(NextDeadline() - Now(), {});
+  std::array<epoll_event, 64> events;
+  const auto milliseconds = std::chrono::ceil<std::chrono::milliseconds>(longest).count();
+  const int told = epoll_wait(poll_.get(), events.data(), events.size(), static_cast<int>(milliseconds));
+  for (auto& [number, caller] : callers_) {
+    if (sleeps && caller.admitted) caller.link->channel()->SetSleeping(false);
+  }
+  for (int i = 0; i < told; ++i) {
+    const uint64_t number = events[static_cast<size_t>(i)].data.u64;
+    if (number == kListener) Accept();
+    if (number > kBell) OnSocket(number);
+  }
+  EndLateStrangers();
+  return told > 0;
+}
+
+TimePoint LocalService::NextDeadline() {
+  TimePoint next = Now() + kIdle;
+  if (listens_at_.has_value()) next = std::min(next, *listens_at_);
+  for (auto& [number, caller] : callers_) {
+    if (!caller.admitted) next = std::min(next, caller.greets_until);
+    if (caller.admitted && caller.link->channel()->needs_room())
+      next = std::min(next, Now() + LocalChannel::kRoomAfter);
+  }
+  return next;
+}
+
+bool LocalService::Watch(int file, uint32_t events, uint64_t number) const {
+  epoll_event event = {.events = events, .data = {.u64 = number}};
+  if (epoll_ctl(poll_.get(), EPOLL_CTL_ADD, file, &event) == 0) return true;
+  return errno == EEXIST && epoll_ctl(poll_.get(), EPOLL_CTL_MOD, file, &event) == 0;
+}
+
+void LocalService::SetListening(bool listens) {
+  (void)Watch(listener_.descriptor(), listens ? uint32_t{EPOLLIN} : 0, kListener);
+  listens_at_.reset();
+  if (!listens) listens_at_ = Now() + kPause;
 }
 
 void LocalService::Accept() {
-  for (;;) {
-    absl::StatusOr<LocalSocket> socket = listener_.Accept(Now() + kAcceptFor);
-    if (absl::IsCancelled(socket.status())) return;
-    Collect();
-    MutexLock lock(mutex_);
-    if (stopping_) return;
-    absl::Status why = socket.status();
+  for (size_t accepted = 0; accepted < kMostStrangers; ++accepted) {
+    absl::StatusOr<LocalSocket> socket = listener_.Accept(Now());
+    if (absl::IsDeadlineExceeded(socket.status())) return;
     if (socket.ok()) {
-      if (strangers_ >= kMostStrangers) EndOldestStranger();
-      if (strangers_ < 2 * kMostStrangers && Add(*std::move(socket))) continue;
-      why = absl::ResourceExhaustedError("too many callers at once");
+      Add(*std::move(socket));
+      continue;
     }
-    if (absl::IsDeadlineExceeded(why)) continue;
-    Warn(Message(why));
-    if (!absl::IsPermissionDenied(why)) stop_.WaitUntil(mutex_, Now() + kPause);
+    Warn(Message(socket.status()));
+    if (!absl::IsPermissionDenied(socket.status())) return SetListening(false);
   }
 }
 
-// So that callers who say nothing keep nobody out.
-void LocalService::EndOldestStranger() {
-  const auto oldest = std::find_if(entries_.begin(), entries_.end(),
-                                   [](const Entry& entry) { return !entry.admitted && !entry.ending; });
-  if (oldest == entries_.end()) return;
-  oldest->ending = true;
-  oldest->link->Close();
+// Callers who say nothing keep nobody out: the oldest goes.
+void LocalService::Add(LocalSocket socket) {
+  if (strangers_ >= kMostStrangers) {
+    const auto oldest =
+        std::find_if(callers_.begin(), callers_.end(), [](const auto& caller) { return !caller.second.admitted; });
+    End(oldest, absl::CancelledError("too many callers at once"));
+  }
+  const uint64_t number = ++last_number_;
+  if (!Watch(socket.descriptor(), EPOLLIN | EPOLLRDHUP | EPOLLET, number)) {
+    return Warn(absl::StrCat("epoll_ctl: ", std::strerror(errno)));
+  }
+  callers_[number] = {.link = std::make_shared<LocalLink>(shard_, std::move(socket), wakes_),
+                      .greets_until = Now() + kGreeting};
+  ++strangers_;
+}
+
+void LocalService::OnSocket(uint64_t number) {
+  const auto found = callers_.find(number);
+  if (found == callers_.end()) return;
+  Caller& caller = found->second;
+  if (caller.admitted) return caller.link->PeerEnded();
+  absl::StatusOr<bool> greeted = caller.link->Greet([&](const v1::Identity& id) { return Admit(id, caller); });
+  if (!greeted.ok()) {
+    End(found, greeted.status());
+    return;
+  }
+  if (!*greeted) return;
+  const LocalChannel& channel = *caller.link->channel();
+  const bool watched =
+      Watch(channel.socket(), EPOLLRDHUP | EPOLLET, number) && Watch(channel.bell(), EPOLLIN | EPOLLET, kBell);
+  if (!watched) End(found, absl::ResourceExhaustedError(absl::StrCat("epoll_ctl: ", std::strerror(errno))));
+}
+
+void LocalService::EndLateStrangers() {
+  const TimePoint now = Now();
+  if (listens_at_.has_value() && *listens_at_ <= now) SetListening(true);
+  for (auto caller = callers_.begin(); strangers_ > 0 && caller != callers_.end();) {
+    const bool late = !caller->second.admitted && caller->second.greets_until <= now;
+    caller = late ? End(caller, absl::DeadlineExceededError("it has not said who it is")) : std::next(caller);
+  }
+}
+
+LocalService::Callers::iterator LocalService::End(Callers::iterator caller, const absl::Status& why) {
+  const std::shared_ptr<LocalLink> link = caller->second.link;
+  link->End();
+  if (!caller->second.admitted) {
+    --strangers_;
+    if (!absl::IsCancelled(why)) Warn(Message(why));
+  } else if (!absl::IsCancelled(why)) {
+    spdlog::warn("{}", Message(Annotate(why, link->Name())));
+  }
+  const auto after = callers_.erase(caller);
+  View earlier;  // Released without the lock.
+  MutexLock lock(mutex_);
+  for (auto member = members_.begin(); member != members_.end(); ++member) {
+    if (member->second.link != link) continue;
+    earlier =
+        std::exchange(views_[member->first], View{.incarnation = member->second.incarnation, .pin = link->TakeView()});
+    members_.erase(member);
+    break;
+  }
+  return after;
 }
 
 void LocalService::Warn(const std::string& why) {
@@ -106,49 +232,11 @@ void LocalService::Warn(const std::string& why) {
   spdlog::warn("a caller that asked for shared memory was sent away: {}", why);
 }
 
-bool LocalService::Add(LocalSocket socket) {
-  const auto entry = entries_.emplace(entries_.end());
-  entry->link = std::make_shared<LocalLink>(shard_, std::move(socket));
-  try {
-    entry->thread = std::thread([this, entry] { Run(entry); });
-  } catch (const std::system_error&) {  // The system has no more threads.
-    entries_.erase(entry);
-    return false;
-  }
-  ++strangers_;
-  return true;
-}
-
-void LocalService::Run(Entries::iterator entry) {
-  const std::shared_ptr<LocalLink> link = [&] {
-    MutexLock lock(mutex_);
-    return entry->link;
-  }();
-  const absl::Status status = link->Run([&](const v1::Identity& id) { return Admit(id, *entry); });
-  View earlier;  // Released without the lock.
-  MutexLock lock(mutex_);
-  if (!entry->admitted) {
-    --strangers_;
-    if (!status.ok() && !entry->ending) Warn(Message(status));
-  } else if (!status.ok() && !absl::IsCancelled(status)) {
-    spdlog::warn("{}", Message(Annotate(status, link->Name())));
-  }
-  for (auto member = members_.begin(); member != members_.end(); ++member) {
-    if (member->second.link != link) continue;
-    earlier =
-        std::exchange(views_[member->first], View{.incarnation = member->second.incarnation, .pin = link->TakeView()});
-    members_.erase(member);
-    break;
-  }
-  entry->over = true;
-}
-
-absl::Status LocalService::Admit(const v1::Identity& id, Entry& entry) {
+absl::Status LocalService::Admit(const v1::Identity& id, Caller& caller) {
   if (!shard_.IsMember(id)) {
     return FailedPrecondition("rank ", id.rank(), ", incarnation ", id.incarnation(), " is no member of the job");
   }
   MutexLock lock(mutex_);
-  if (stopping_) return absl::CancelledError("the server is shutting down");
   Member& member = members_[id.rank()];
   if (member.link != nullptr) {
     if (member.incarnation == id.incarnation()) {  // Else this one replaces it, as the chief has logged.
@@ -156,23 +244,10 @@ absl::Status LocalService::Admit(const v1::Identity& id, Entry& entry) {
     }
     member.link->Close();
   }
-  member = {.incarnation = id.incarnation(), .link = entry.link};
-  entry.admitted = true;
+  member = {.incarnation = id.incarnation(), .link = caller.link};
+  caller.admitted = true;
   --strangers_;
   return absl::OkStatus();
-}
-
-void LocalService::Collect() {
-  Entries over;
-  {
-    MutexLock lock(mutex_);
-    for (auto entry = entries_.begin(); entry != entries_.end();) {
-      const auto next = std::next(entry);
-      if (entry->over) over.splice(over.end(), entries_, entry);
-      entry = next;
-    }
-  }
-  for (Entry& entry : over) entry.thread.join();
 }
 
 void LocalService::Tick() {
@@ -194,7 +269,6 @@ void LocalService::Tick() {
       member.link->Tick(now, version);
     }
   }
-  Collect();
 }
 
 std::vector<uint32_t> LocalService::ranks() const {
@@ -203,295 +277,6 @@ std::vector<uint32_t> LocalService::ranks() const {
   ranks.reserve(members_.size());
   for (const auto& [rank, member] : members_) ranks.push_back(rank);
   return ranks;
-}
-
-struct LocalLink::Call final : ShardClient {
-  Call(uint64_t its_number, std::shared_ptr<LocalLink> its_link, Shard& shard)
-      : number(its_number), link(std::move(its_link)), session(shard, "this host", /*this_host=*/true) {}
-
-  void OnAnswer(absl::StatusOr<ShardAnswer> answer) override { link->Answer(*this, std::move(answer)); }
-  void OnBuilt(BuiltSlices /*built*/) override {}  // Whole versions are read where they lie.
-
-  const uint64_t number;
-  const std::shared_ptr<LocalLink> link;  // It has this call until the call is answered or the link ends.
-  PushPullSession session;
-  bool push_only = false;  // Constant once the call has begun.
-  // These are for Run's thread alone.
-  v1::PushRequest header;
-  bool open = true;        // More slices may come.
-  std::vector<bool> sent;  // By slice of the model, those that have come; empty before the first.
-};
-
-absl::Status LocalLink::Run(const std::function<absl::Status(const v1::Identity&)>& admit) {
-  absl::Status status = Greet(admit);
-  while (status.ok()) {
-    absl::StatusOr<std::optional<std::string>> message = channel_->Receive();
-    if (message.ok() && message->has_value()) {
-      status = OnMessage(**message);
-    } else if (!message.ok()) {
-      status = message.status();
-    } else if (!channel_->Wait(Now() + kIdle)) {
-      break;
-    }
-  }
-  End();
-  return status;
-}
-
-std::string LocalLink::Name() const { return absl::StrCat("the link of rank ", id_.rank(), " through shared memory"); }
-
-absl::Status LocalLink::Greet(const std::function<absl::Status(const v1::Identity&)>& admit) {
-  const TimePoint deadline = Now() + kGreeting;
-  PS_ASSIGN_OR_RETURN(const std::optional<LocalSocket::Message> message, socket_.Receive(deadline));
-  v1::LocalHello hello;
-  if (!message.has_value()) return absl::UnavailableError("the other side ended before it said who it is");
-  if (!hello.ParseFromString(message->text)) return Broken("the greeting is no LocalHello");
-  hello.DiscardUnknownFields();  // Its identity is kept.
-  v1::LocalWelcome welcome;
-  absl::StatusOr<SharedMemory> rings = LocalChannel::MakeRings(kRingBytes);
-  absl::Status admitted = rings.status();
-  if (hello.protocol() != v1::PROTOCOL_VERSION_1) {
-    admitted = absl::UnimplementedError(absl::StrCat("protocol version ", hello.protocol()));
-  } else if (hello.shard() != shard_.number()) {
-    admitted = NotFound("shard ", shard_.number(), " is here, not shard ", hello.shard());
-  }
-  if (admitted.ok()) admitted = admit(hello.id());  // Last: it ends the link that the member has.
-  if (!admitted.ok()) {
-    welcome.set_refused(Message(admitted));
-    (void)socket_.Send(welcome.SerializeAsString(), {}, deadline);
-    return admitted;
-  }
-  id_ = hello.id();
-  rank_ = id_.rank();
-  welcome.set_ring_bytes(kRingBytes);
-  welcome.set_applies_in_place(shard_.applies_in_place());
-  welcome.set_allows_views(shard_.allows_views());
-  const int file = rings->file().get();
-  PS_RETURN_IF_ERROR(socket_.Send(welcome.SerializeAsString(), {&file, 1}, deadline));
-  MutexLock lock(mutex_);
-  if (closed_) return absl::CancelledError("the server closed the link");
-  channel_ = std::make_unique<LocalChannel>(std::move(socket_), *std::move(rings), LocalChannel::Side::kServer);
-  return absl::OkStatus();
-}
-
-void LocalLink::Close() {
-  MutexLock lock(mutex_);
-  closed_ = true;
-  if (channel_ != nullptr) return channel_->Close();
-  socket_.Shutdown();
-}
-
-// ---- Requests
-
-absl::Status LocalLink::OnMessage(const std::string& message) {
-  v1::LocalRequest request;
-  if (!request.ParseFromString(message)) return Broken("a message is no LocalRequest");
-  if (request.released_size() > 0) Release(request);
-  if (request.call() == 0) return absl::OkStatus();
-  if (request.begin_case() != v1::LocalRequest::BEGIN_NOT_SET) return Begin(request);
-  const std::shared_ptr<Call> call = Find(request.call());
-  if (call == nullptr) return absl::OkStatus();  // It has its answer.
-  if (!request.cancel()) return AddSlices(call, request);
-  call->session.Gone();
-  // If it is not open, it is answered.
-  if (std::exchange(call->open, false)) Answer(*call, absl::CancelledError("the call was cancelled"));
-  return absl::OkStatus();
-}
-
-absl::Status LocalLink::Begin(const v1::LocalRequest& request) {
-  const auto call = std::make_shared<Call>(request.call(), shared_from_this(), shard_);
-  {
-    MutexLock lock(mutex_);
-    if (pins_.contains(call->number) || !calls_.emplace(call->number, call).second) {
-      return Broken(absl::StrCat("call ", call->number, " has begun already"));
-    }
-    if (calls_.size() > kMostCalls || pins_.size() > kMostPins) {
-      return Broken("more calls than a link may have that are not answered or released");
-    }
-  }
-  if (request.begin_case() == v1::LocalRequest::kPull) {
-    call->open = false;
-    v1::PullRequest pull = request.pull();
-    pull.DiscardUnknownFields();
-    *pull.mutable_id() = id_;
-    call->session.Pull(pull, call);
-    return absl::OkStatus();
-  }
-  call->push_only = request.begin_case() == v1::LocalRequest::kPush;
-  v1::PushRequest push = call->push_only ? request.push() : request.push_pull();
-  push.DiscardUnknownFields();
-  push.clear_slices();
-  push.clear_calls();
-  *push.mutable_id() = id_;
-  call->header = std::move(push);
-  return AddSlices(call, request);
-}
-
-absl::Status LocalLink::AddSlices(const std::shared_ptr<Call>& call, const v1::LocalRequest& request) {
-  if (!call->open) return Broken(absl::StrCat("call ", call->number, " sends more than it announced"));
-  call->open = !request.last();
-  PS_ASSIGN_OR_RETURN(std::vector<ReceivedSlice> slices, SlicesIn(*call, request));
-  const absl::Status added = call->session.Add(call->header, std::move(slices));
-  if (!added.ok()) {
-    call->open = false;
-    Answer(*call, added);
-  } else if (request.last()) {
-    call->session.Finish(/*weights=*/!call->push_only, call);
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::vector<ReceivedSlice>> LocalLink::SlicesIn(Call& call, const v1::LocalRequest& request) {
-  std::vector<ReceivedSlice> slices;
-  if (request.slices().empty() && request.absent().empty()) return slices;
-  if (const auto layout = shard_.layout(); layout != layout_) {
-    layout_ = layout;
-    model_.reset();
-    if (layout != nullptr) model_.emplace(layout->plan().layout(), layout->pushes());
-  }
-  if (layout_ == nullptr) return Broken("slices of a model that this shard does not know");
-  const std::vector<SliceInfo>& all = layout_->plan().slices();
-  call.sent.resize(all.size());
-  slices.reserve(static_cast<size_t>(request.slices_size()) + static_cast<size_t>(request.absent_size()));
-  const auto sends = [&](uint32_t index) -> absl::Status {
-    if (index >= all.size()) return Broken(absl::StrCat("the model has no slice ", index));
-    if (call.sent[index]) return Broken(absl::StrCat("call ", call.number, " sends slice ", index, " twice"));
-    call.sent[index] = true;
-    return absl::OkStatus();
-  };
-  for (const uint32_t index : request.absent()) {
-    PS_RETURN_IF_ERROR(sends(index));
-    slices.push_back({.index = index, .payload = {}});
-    slices.back().payload.set_absent();
-  }
-  if (request.slices().empty()) return slices;
-  PS_ASSIGN_OR_RETURN(const std::shared_ptr<SharedMemory> memory, MemoryOf(request.memory(), model_->bytes()));
-  for (const uint32_t index : request.slices()) {
-    PS_RETURN_IF_ERROR(sends(index));
-    const ModelMemory::Place place = model_->slice(all[index]);
-    const Piece bytes = Piece(memory->bytes()).subspan(place.begin, place.positions + place.values);
-    slices.push_back({.index = index, .payload = Payload::Changeable(bytes.subspan(place.positions), memory)});
-    slices.back().payload.set_type(place.type);
-    if (place.sparse()) slices.back().payload.set_positions({bytes.first(place.positions)});
-  }
-  return slices;
-}
-
-absl::StatusOr<std::shared_ptr<SharedMemory>> LocalLink::MemoryOf(uint32_t number, size_t bytes) {
-  const TimePoint deadline = Now() + kFileWait;
-  for (;;) {
-    const auto known = memories_.find(number);
-    if (known != memories_.end() && known->second->bytes().size() == bytes) return known->second;
-    if (known != memories_.end()) return Broken(absl::StrCat("memory ", number, " is not of this model"));
-    PS_RETURN_IF_ERROR(TakeMemory(deadline));
-  }
-}
-
-// Where there are too many the oldest goes that no push is in.
-absl::Status LocalLink::TakeMemory(TimePoint deadline) {
-  PS_ASSIGN_OR_RETURN(LocalSocket::Message sent, channel_->ReceiveFile(deadline));
-  v1::LocalFile about;
-  if (!about.ParseFromString(sent.text)) return Broken("a descriptor came without a LocalFile");
-  if (memories_.contains(about.memory())) return Broken(absl::StrCat("memory ", about.memory(), " was sent already"));
-  if (memories_.size() == kMostMemories) {
-    const auto unused = std::find_if(memories_.begin(), memories_.end(),
-                                     [](const auto& memory) { return memory.second.use_count() == 1; });
-    if (unused == memories_.end()) return Broken("too many pieces of memory that pushes are in");
-    memories_.erase(unused);
-  }
-  const std::string name = absl::StrCat("memory ", about.memory(), " of rank ", id_.rank());
-  PS_ASSIGN_OR_RETURN(SharedMemory attached, SharedMemory::Attach(name, std::move(sent.files.front()), about.bytes(),
-                                                                  SharedMemory::Access::kRead));
-  memories_[about.memory()] = std::make_shared<SharedMemory>(std::move(attached));
-  return absl::OkStatus();
-}
-
-void LocalLink::Release(const v1::LocalRequest& request) {
-  std::vector<VersionPin> released;  // They go without the lock: the shard may go on with them.
-  MutexLock lock(mutex_);
-  for (const uint64_t call : request.released()) {
-    if (auto pin = pins_.extract(call); !pin.empty()) released.push_back(std::move(pin.mapped().pin));
-  }
-}
-
-std::shared_ptr<LocalLink::Call> LocalLink::Find(uint64_t call) {
-  MutexLock lock(mutex_);
-  const auto found = calls_.find(call);
-  return found == calls_.end() ? nullptr : found->second;
-}
-
-// ---- Answers
-
-void LocalLink::Answer(const Call& call, absl::StatusOr<ShardAnswer> answer) {
-  std::shared_ptr<Call> ended;  // Let go of last, without the lock.
-  v1::LocalReply message;
-  message.set_call(call.number);
-  message.set_code(static_cast<uint32_t>(answer.status().code()));
-  if (!answer.ok()) message.set_error(Message(answer.status()));
-  if (answer.ok() && call.push_only) *message.mutable_push() = *std::move(answer->push);
-  if (answer.ok() && !call.push_only) *message.mutable_pull() = HeaderOf(*answer);
-  MutexLock lock(mutex_);
-  const auto found = calls_.find(call.number);
-  if (found == calls_.end() || found->second.get() != &call) return;  // It is answered, or the link has ended.
-  ended = std::move(found->second);
-  calls_.erase(found);
-  absl::Status sent;
-  if (answer.ok() && answer->weights.has_value()) {
-    const absl::StatusOr<uint32_t> number = Tell(answer->weights->memory());
-    sent = number.status();
-    if (number.ok()) message.set_memory(*number);
-    pins_[call.number] = {.pin = *std::move(answer->weights)};
-  }
-  if (sent.ok()) sent = channel_->Send(message.SerializeAsString());
-  if (!sent.ok()) channel_->Close();
-}
-
-absl::StatusOr<uint32_t> LocalLink::Tell(const SharedMemory& memory) {
-  if (memory.bytes().empty()) return absl::ResourceExhaustedError("the weights are in memory that cannot be shared");
-  const auto [known, is_new] = told_.emplace(memory.identity(), static_cast<uint32_t>(told_.size() + 1));
-  if (!is_new) return known->second;
-  v1::LocalFile about;
-  about.set_memory(known->second);
-  about.set_bytes(memory.bytes().size());
-  PS_RETURN_IF_ERROR(channel_->SendFile(about.SerializeAsString(), memory.file()));
-  return known->second;
-}
-
-void LocalLink::Tick(TimePoint now, uint64_t version) {
-  {
-    MutexLock lock(mutex_);
-    const size_t may_hold = keeps_views() ? 1 : 0;
-    size_t late = 0;
-    for (auto& [call, held] : pins_) {
-      if (held.pin.version() == version) continue;
-      if (!held.old_since.has_value()) held.old_since = now;
-      if (now - *held.old_since > kLongestPin) ++late;
-    }
-    if (late <= may_hold || closed_) return;
-  }
-  spdlog::warn("rank {} has held {} for {}; its link through shared memory is ended", rank_.load(),
-               keeps_views() ? "two older versions" : "an older version", FormatSeconds(kLongestPin));
-  Close();
-}
-
-// A push of which a part is missing is dropped by whoever brings it anew, or when its owner is lost.
-void LocalLink::End() {
-  Close();
-  std::map<uint64_t, std::shared_ptr<Call>> calls;
-  std::map<uint64_t, Pinned> pins;
-  {
-    MutexLock lock(mutex_);
-    calls.swap(calls_);
-    pins.swap(pins_);
-  }
-  // Where versions are not exact the others go on, but the member may be computing on the last one that it got.
-  if (keeps_views() && !pins.empty()) {
-    const auto newest = std::max_element(pins.begin(), pins.end(), [](const auto& one, const auto& other) {
-      return one.second.pin.version() < other.second.pin.version();
-    });
-    view_ = std::move(newest->second.pin);
-  }
-  for (const auto& [number, call] : calls) call->session.Gone();
 }
 
 }  // namespace ps

@@ -24,6 +24,7 @@ class RawLink {
     REQUIRE(connected.ok());
     v1::LocalHello hello;
     hello.set_protocol(1);
+    hello.set_takes_bell(true);
     *hello.mutable_id() = id;
     REQUIRE(connected->Send(hello.SerializeAsString(), {}, InTime()).ok());
     auto answer = connected->Receive(InTime());
@@ -32,7 +33,7 @@ class RawLink {
     if (!welcome.refused().empty()) return;
     auto rings = LocalChannel::AttachRings(std::move((*answer)->files.front()), welcome.ring_bytes());
     REQUIRE(rings.ok());
-    channel.emplace(*std::move(connected), *std::move(rings), LocalChannel::Side::kClient);
+    channel.emplace(*std::move(connected), *std::move(rings), std::move((*answer)->files.back()));
   }
 
   void Send(const v1::LocalRequest& request) { REQUIRE(channel->Send(request.SerializeAsString()).ok()); }

@@ -247,20 +247,21 @@ absl::StatusOr<std::unique_ptr<ShardLink>> ConnectLocally(const LocalTarget& tar
   hello.set_protocol(v1::PROTOCOL_VERSION_1);
   *hello.mutable_id() = target.id;
   hello.set_shard(target.shard);
+  hello.set_takes_bell(true);
   PS_RETURN_IF_ERROR(socket.Send(hello.SerializeAsString(), {}, deadline));
   PS_ASSIGN_OR_RETURN(std::optional<LocalSocket::Message> answer, socket.Receive(deadline));
   v1::LocalWelcome welcome;
   if (!answer.has_value()) return absl::AbortedError("the server closed the connection");
   if (!welcome.ParseFromString(answer->text)) return absl::InternalError("the server's greeting is no LocalWelcome");
   if (!welcome.refused().empty()) return absl::FailedPreconditionError(welcome.refused());
-  if (answer->files.size() != 1 || welcome.ring_bytes() == 0 || welcome.ring_bytes() % 64 != 0 ||
+  if (answer->files.size() != 2 || welcome.ring_bytes() == 0 || welcome.ring_bytes() % 64 != 0 ||
       welcome.ring_bytes() > kMostRingBytes) {
     return absl::InternalError("the server's greeting makes no sense");
   }
   PS_ASSIGN_OR_RETURN(SharedMemory rings,
                       LocalChannel::AttachRings(std::move(answer->files.front()), welcome.ring_bytes()));
-  return std::make_unique<LocalShardLink>(
-      std::make_shared<LocalConnection>(target, std::move(socket), std::move(rings), welcome));
+  return std::make_unique<LocalShardLink>(std::make_shared<LocalConnection>(target, std::move(socket), std::move(rings),
+                                                                            std::move(answer->files.back()), welcome));
 }
 
 uint64_t LocalConnection::Register(const std::shared_ptr<LocalCall>& call) {

@@ -57,11 +57,12 @@ class LocalCall {
 // Its thread holds it, too.
 class LocalConnection : public std::enable_shared_from_this<LocalConnection> {
  public:
-  LocalConnection(LocalTarget target, LocalSocket socket, SharedMemory rings, const v1::LocalWelcome& welcome)
+  LocalConnection(LocalTarget target, LocalSocket socket, SharedMemory rings, FileDescriptor bell,
+                  const v1::LocalWelcome& welcome)
       : applies_in_place(welcome.applies_in_place()),
         allows_views(welcome.allows_views()),
         target_(std::move(target)),
-        channel_(std::move(socket), std::move(rings), LocalChannel::Side::kClient) {}
+        channel_(std::move(socket), std::move(rings), std::move(bell)) {}
 
   // The server has said both.
   const bool applies_in_place;
