@@ -108,16 +108,28 @@ void Ring(Doorbell& bell, int event) {
 }
 
 bool Looking::Again() {
-  if (looks_ >= kPauses + yields_) return false;
-  if (looks_++ < kPauses) {
+  if (looks_ < kPauses) {
+    ++looks_;
     Pause();
-  } else {
-    sched_yield();
+    return true;
+  }
+  if (rests_ > 0 || looks_ >= kPauses + yields_) return false;
+  ++looks_;
+  const TimePoint began = Now();
+  sched_yield();
+  if (Now() - began > kLongYield) {
+    rests_ = next_rests_;
+    next_rests_ = std::min(2 * next_rests_, kMostRests);
   }
   return true;
 }
 
 void Looking::End(bool came) {
+  if (rests_ > 0) {
+    --rests_;
+  } else if (looks_ > kPauses) {
+    next_rests_ = std::max(next_rests_ / 2, kFewestRests);
+  }
   looks_ = 0;
   yields_ = came ? kMostYields : std::max(yields_ / 4, kFewestYields);
 }

@@ -41,7 +41,9 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free, "processes share these
 // bell.
 void Ring(Doorbell& bell, int event = -1);
 
-// How long to look for something before sleeping: it takes longer if something came the last time.
+// How long to look for something before sleeping: longer if something came the last time, and not at all for a while
+// where another thread that computes has taken the processor meanwhile. Whoever sleeps takes nothing from that one, and
+// is given the processor sooner.
 class Looking {
  public:
   // Lets others run for a moment. False: it is time to sleep.
@@ -50,12 +52,17 @@ class Looking {
   void End(bool came);
 
  private:
+  static constexpr std::chrono::microseconds kLongYield{50};  // Those who look as well give way sooner.
+  static constexpr int kFewestRests = 8;
+  static constexpr int kMostRests = 256;
   static constexpr int kPauses = 20;        // Before it lets others run.
   static constexpr int kMostYields = 2000;  // About a millisecond, if nobody else wants to run.
   static constexpr int kFewestYields = 4;
 
   int looks_ = 0;
   int yields_ = kMostYields;  // The next time.
+  int rests_ = 0;             // So many times it does not look.
+  int next_rests_ = kFewestRests;
 };
 
 // Where the ring lies: this header, then its bytes. All zero at first.

@@ -214,8 +214,7 @@ Updater::Part Updater::BeginCommitted(TimePoint now, bool caller_builds) {
   std::vector<size_t> all(layout_->slices());
   std::iota(all.begin(), all.end(), size_t{0});
   current_->parts = 1;
-  const bool small = layout_->elements() <= max_inline_elements_;  // One thread builds the whole shard.
-  if (caller_builds && small) return {.update = current_, .slices = std::move(all)};
+  if (caller_builds && small()) return {.update = current_, .slices = std::move(all)};
   Post(all);
   return {};
 }
@@ -272,9 +271,9 @@ Updater::Part Updater::InlineOrPost(std::vector<size_t> slices) {
   ++current_->parts;
   size_t elements = 0;
   for (const size_t local : slices) elements += static_cast<size_t>(layout_->slice(local).elements);
-  // The other contributions are still coming, on threads that would wait for this one.
-  if (elements <= std::min(kLittleElements, max_inline_elements_))
-    return {.update = current_, .slices = std::move(slices)};
+  // Of a larger shard the other contributions are still coming, on threads that would wait for this one.
+  const size_t most = small() ? max_inline_elements_ : std::min(kLittleElements, max_inline_elements_);
+  if (elements <= most) return {.update = current_, .slices = std::move(slices)};
   Post(slices);
   return {};
 }

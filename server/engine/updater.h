@@ -278,6 +278,8 @@ class Updater {
   Ended RefuseNotFinite();
 
   bool alone() const { return layout_ == nullptr || layout_->plan().num_shards() == 1; }
+  // One thread builds the whole shard.
+  bool small() const { return layout_->elements() <= max_inline_elements_; }
   bool NeedsGradientNorms(const Update& update) const;
   bool NeedsTrustRatios(const Update& update) const;
   // Whether the version needs an update of its own. The versions of one update are measured apart, so this is so where
