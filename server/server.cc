@@ -40,6 +40,17 @@ int ApplyThreads(int asked) {
   return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 8);
 }
 
+// Bytes that this process may use: the machine's, or its control group's where that is less.
+int64_t MemoryBytes() {
+  int64_t memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  // https://docs.kernel.org/admin-guide/cgroup-v2.html and v1's memory.txt; a container sees its own group there.
+  for (const char* limit : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    int64_t bytes = 0;
+    if (std::ifstream(limit) >> bytes && bytes > 0) memory = std::min(memory, bytes);
+  }
+  return memory;
+}
+
 ShardOptions MakeShardOptions(const ServerOptions& options) {
   return {.job = options.job,
           .shard = options.shard,
@@ -52,6 +63,7 @@ ShardOptions MakeShardOptions(const ServerOptions& options) {
           .clip = options.clip,
           .apply_threads = ApplyThreads(options.apply_threads),
           .max_versions = static_cast<size_t>(options.max_versions),
+          .memory_bytes = static_cast<uint64_t>(MemoryBytes()),
           .max_inflight_bytes = options.max_inflight_bytes,
           .max_parked = options.max_parked,
           .wire = WireFormatOf(options),
@@ -68,17 +80,6 @@ CallLimits MakeCallLimits(const ServerOptions& options) {
   CallLimits limits;
   limits.strangers += options.max_parked + kCallsOfWorker * options.num_workers;
   return limits;
-}
-
-// Bytes that this process may use: the machine's, or its control group's where that is less.
-int64_t MemoryBytes() {
-  int64_t memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-  // https://docs.kernel.org/admin-guide/cgroup-v2.html and v1's memory.txt; a container sees its own group there.
-  for (const char* limit : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    int64_t bytes = 0;
-    if (std::ifstream(limit) >> bytes && bytes > 0) memory = std::min(memory, bytes);
-  }
-  return memory;
 }
 
 // Weights and the optimizer's state, one more version of both (bsp builds it ahead), and a gradient of each worker have

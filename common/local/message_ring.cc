@@ -117,11 +117,14 @@ bool Looking::Again() {
   ++looks_;
   const TimePoint began = Now();
   sched_yield();
-  if (Now() - began > kLongYield) {
-    rests_ = next_rests_;
-    next_rests_ = std::min(2 * next_rests_, kMostRests);
-  }
+  GaveWay(Now() - began);
   return true;
+}
+
+void Looking::GaveWay(std::chrono::nanoseconds time) {
+  if (time <= kLongYield) return;
+  rests_ = next_rests_;
+  next_rests_ = std::min(2 * next_rests_, kMostRests);
 }
 
 void Looking::End(bool came) {

@@ -50,6 +50,8 @@ class Looking {
   bool Again();
   // Looking, or the sleep after it, is over: something came, or not.
   void End(bool came);
+  // Others have had the processor for so long. Again says so; a test may, too.
+  void GaveWay(std::chrono::nanoseconds time);
 
  private:
   static constexpr std::chrono::microseconds kLongYield{50};  // Those who look as well give way sooner.

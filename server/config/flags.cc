@@ -148,9 +148,10 @@ ABSL_FLAG(uint64_t, max_inflight_bytes, 0,
 ABSL_FLAG(uint64_t, max_parked, 64,
           "limit of waiting calls from callers that are not workers of the job; each worker may have 8 in addition");
 ABSL_FLAG(
-    int, max_versions, 4,
+    int, max_versions, 0,
     "limit of weight buffers; updates wait while all are being read; callers that are not workers of the job leave two "
-    "free");
+    "free; 0: 4, or, where a mode does not wait for all, two for each worker (at most 60, and a quarter of the "
+    "memory)");
 ABSL_FLAG(std::string, stream, ps::ServerOptions().stream,
           "when slices of the next version leave over gRPC before it is committed: auto (unless a worker of this host "
           "pushes, too: its pushes go first), always, or never");

@@ -191,7 +191,7 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
                    ": expected less than --progress_timeout=", absl::FormatDuration(options.progress_timeout));
   }
   problems.CheckPositive("connect_timeout", options.connect_timeout, absl::Hours(24));
-  problems.CheckRange("max_versions", options.max_versions, 1, 64);
+  problems.CheckRange("max_versions", options.max_versions, 0, 64);
   problems.Check(ParseStreamWhen(options.stream).has_value(), "--stream=", options.stream,
                  ": expected auto, always or never");
   problems.CheckRange("max_parked", options.max_parked, uint64_t{0}, kMaxParked);

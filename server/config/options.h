@@ -57,7 +57,7 @@ struct ServerOptions {
 
   uint64_t max_inflight_bytes = 0;     // Gradients take so many at most; 0: two pushes a worker.
   uint64_t max_parked = 64;            // Waiting calls of callers that are not workers; each worker has its own limit.
-  int max_versions = 4;                // Buffers of weights.
+  int max_versions = 0;                // Buffers of weights; 0: as many as the workers and the mode need.
   std::string stream = "auto";         // Or always or never: slices leave before their version is committed.
   bool long_links = false;             // Windows grow with the delay of links.
   std::string wire_dtype = "float32";  // Pushes carry weights so: float32, bfloat16, float16 or e3m0.

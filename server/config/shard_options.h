@@ -46,7 +46,10 @@ struct ShardOptions {
   // Whoever brings the last contribution to a version of no more elements than this builds it; larger ones are shared
   // out among the pool's threads.
   size_t max_inline_elements = 262144;
-  size_t max_versions = 4;          // Buffers of weights that may exist at once.
+  // Buffers of weights that may exist at once. 0: as many as it takes for each worker to read a version in place for as
+  // long as it likes, within a quarter of `memory_bytes`; kFewestVersions where all workers read the same version.
+  size_t max_versions = 4;
+  uint64_t memory_bytes = 0;        // This process may use so many.
   uint64_t max_inflight_bytes = 0;  // Gradients take so many at most; 0: twice num_workers pushes.
   size_t max_parked = 64;           // Calls of others than members that may wait at once.
   WireFormat wire;

@@ -231,6 +231,7 @@ class Parameters {
 
   // ---- Reading
 
+  size_t max_versions() const { return max_versions_; }
   uint64_t version() const { return weights_.current()->version; }
   // The current version is being overwritten: it can be neither read nor pinned.
   bool updating_in_place() const { return weights_.in_place(); }

@@ -12,9 +12,6 @@ namespace {
 // The versions that a thread builds in a row for those who have brought pushes meanwhile; then the pool takes over.
 constexpr int kMostBuiltInARow = 8;
 
-// A worker maps no more of a server's buffers (worker/link/local_shard_link.cc).
-constexpr size_t kMostViewed = 60;
-
 // Copies what is read of slices that are packed: it is the shard's from now on.
 absl::Status UnpackSlices(const v1::PushRequest& header, std::vector<ReceivedSlice>& slices) {
   for (ReceivedSlice& slice : slices) {
@@ -40,10 +37,6 @@ Shard::Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* 
              .measured = [this](v1::NormSums sums) { Tell(&ShardCore::OnPushMeasured, std::move(sums)); }},
             store != nullptr, metrics->enabled()),
       exact_versions_(core_.state().mode->policy().exact_versions()),
-      allows_views_(exact_versions_
-                        ? options.max_versions > 2
-                        : !core_.state().mode->synchronous() && options.max_versions >= 2 * options.num_workers &&
-                              options.max_versions <= kMostViewed),
       applies_in_place_(core_.state().applies_in_place()),
       pool_(options.apply_threads) {}
 
@@ -89,6 +82,7 @@ void Shard::OnChiefUpdate(const v1::ChiefUpdate& update) {
   const OutboxLock lock(outbox_, mutex_);
   outbox_.Add(core_.OnChiefUpdate(update, memory).actions);
   applies_in_place_ = core_.state().applies_in_place();
+  allows_views_ = core_.state().allows_views();
 }
 
 absl::StatusOr<ShardMemory> Shard::MakeMemory(const v1::View& view) {

@@ -97,10 +97,10 @@ class Shard {
 
   // Whether gradients in shared memory are looked at only as they are applied, once the model is known.
   bool applies_in_place() const { return applies_in_place_; }
-  // Whether a member may hold one version until it has the next. Where all members read the same version that takes
-  // three buffers. Else it takes two for each worker: whoever has got its next version lets go of the last one with its
-  // next push, and the one that pushes leaves a buffer for the version in the making. A slow member may then hold its
-  // version for any time, as long as it is a member.
+  // Whether a member may hold one version until it has the next, once the model is known. Where all members read the
+  // same version that takes three buffers. Else it takes two for each worker: whoever has got its next version lets go
+  // of the last one with its next push, and the one that pushes leaves a buffer for the version in the making. A slow
+  // member may then hold its version for any time, as long as it is a member.
   bool allows_views() const { return allows_views_; }
   // Whether a version that is not the newest is never needed for long.
   bool exact_versions() const { return exact_versions_; }
@@ -174,9 +174,10 @@ class Shard {
   mutable Mutex mutex_;
   ShardCore core_ ABSL_GUARDED_BY(mutex_);
   const bool exact_versions_;
-  const bool allows_views_;
-  std::atomic<bool> applies_in_place_;  // A copy of the state's, which is read without the lock.
-  ThreadPool pool_;                     // Last: its threads end before what they use.
+  // Copies of the state's, which are read without the lock.
+  std::atomic<bool> applies_in_place_;
+  std::atomic<bool> allows_views_ = false;
+  ThreadPool pool_;  // Last: its threads end before what they use.
 };
 
 }  // namespace ps

@@ -37,9 +37,23 @@ absl::Status FencedError(const v1::Identity& id) {
 constexpr std::chrono::seconds kHoldMargin(1);
 constexpr std::chrono::seconds kHoldWithoutWord(10);  // From a chief that does not say how long an attempt takes.
 
+constexpr size_t kFewestVersions = 4;
+constexpr size_t kMostViewed = 60;  // A worker maps no more of a server's buffers (worker/link/local_shard_link.cc).
+constexpr uint64_t kVersionsShare = 4;
+
 std::chrono::nanoseconds HoldOf(const v1::Cut& freeze) {
   if (freeze.hold_ms() == 0) return kHoldWithoutWord;
   return std::chrono::milliseconds(freeze.hold_ms()) + kHoldMargin;
+}
+
+// Whoever has got its next version lets go of the last one with its next push, and the one that pushes leaves a buffer
+// for the version in the making: two for each worker.
+size_t MaxVersions(const ShardOptions& options, const Mode& mode, uint64_t version_bytes) {
+  if (options.max_versions > 0) return options.max_versions;
+  if (mode.synchronous()) return kFewestVersions;
+  const uint64_t fit = options.memory_bytes / kVersionsShare / std::max<uint64_t>(version_bytes, 1);
+  const uint64_t needed = std::min<uint64_t>(uint64_t{2} * options.num_workers, kMostViewed);
+  return std::max<size_t>(std::min(needed, fit), kFewestVersions);
 }
 
 }  // namespace
@@ -56,7 +70,7 @@ absl::StatusOr<ShardMemory> MakeShardMemory(const ShardOptions& options, const v
   memory.layout = std::make_shared<const ShardLayout>(FromProto(view.layout()), options.shard, options.num_shards,
                                                       options.wire.pushes);
   memory.parameters = std::make_unique<Parameters>(
-      memory.layout, InitialState(setup, options, *mode), options.max_versions,
+      memory.layout, InitialState(setup, options, *mode), MaxVersions(options, *mode, memory.layout->bytes()),
       (mode->delay_compensation() != 0 ? options.num_workers : 0) + (options.takes_checkpoints ? 1 : 0),
       std::move(on_release), options.shared_memory, options.wire.weights, options.wire.weights_delta);
   return memory;
@@ -86,9 +100,18 @@ absl::Status ShardState::TakeOptimizer(const v1::OptimizerSettings& message) {
 }
 
 bool ShardState::applies_in_place() const {
-  const bool may = mode->coordinated() ? mode->OnLoss() == LossAction::kFail && options.max_versions > 1
-                                       : options.max_versions > options.num_workers + 1;
+  if (parameters == nullptr) return false;
+  const size_t versions = parameters->max_versions();
+  const bool may =
+      mode->coordinated() ? mode->OnLoss() == LossAction::kFail && versions > 1 : versions > options.num_workers + 1;
   return may && !setup.clip.needs_norms() && !optimizer->uses_trust_ratio();
+}
+
+bool ShardState::allows_views() const {
+  if (parameters == nullptr) return false;
+  const size_t versions = parameters->max_versions();
+  if (mode->policy().exact_versions()) return versions > 2;
+  return !mode->synchronous() && versions >= 2 * options.num_workers && versions <= kMostViewed;
 }
 
 void ShardState::RefuseNotFinite(const Push& push, absl::Status why) {

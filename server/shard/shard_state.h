@@ -119,6 +119,8 @@ struct ShardState {
   // though the job is to go on without its worker. Where each push makes a version, a bad one is refused alone;
   // they are copied there if there are so few buffers that a version may have to be made in place.
   bool applies_in_place() const;
+  // As Shard's.
+  bool allows_views() const;
   // This push was applied and was not finite: it is answered why, and nothing of it counts.
   void RefuseNotFinite(const Push& push, absl::Status why);
   // Slices that have arrived may be built before their step is decided on. Returns what the caller is to build.

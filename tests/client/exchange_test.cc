@@ -1,5 +1,8 @@
 // What an exchange sends and brings when nothing fails, and what it refuses.
+#include <atomic>
 #include <cmath>
+#include <stdexcept>
+#include <thread>
 
 #include "tests/client/test_exchange.h"
 
@@ -195,6 +198,62 @@ TEST_CASE("A request that does not fit the model or the shards is refused by wha
   bad = TestRequest(CallKind::kInit).request;
   bad.out.clear();
   CHECK(problem(bad) == "rank 3: initial values: 0 tensors for a model of 3");
+}
+
+TEST_CASE("Whoever waits takes the replies of the only link, and is not woken by what it does itself") {
+  TestExchange test;
+  TestRequest request(CallKind::kPushPull);
+  int taken = 0;
+  test.link().take_replies = [&](const std::function<bool()>& over, TimePoint /*deadline*/) {
+    ++taken;
+    CHECK_FALSE(over());
+    test.Answer(0, 8, 1.5F);
+    CHECK(over());
+    return true;
+  };
+  test.link().wake_taker = [] { FAIL("it is this thread"); };
+  const auto exchange = test.Begin(request.request);
+  REQUIRE(exchange->WaitTensor(2).ok());
+  CHECK(taken == 1);
+  REQUIRE(exchange->Wait().ok());
+}
+
+TEST_CASE("Of several links nobody takes the replies: whoever waited for one would miss another's") {
+  TestExchange test(2);
+  TestRequest request(CallKind::kPushPull);
+  for (FakeShardLink* link : test.links) {
+    link->take_replies = [](const auto& /*over*/, TimePoint /*deadline*/) -> bool { throw std::logic_error("taken"); };
+  }
+  const auto exchange = test.Begin(request.request);
+  CHECK_FALSE(exchange->WaitFor(absl::ZeroDuration()).has_value());
+}
+
+TEST_CASE(
+    "One thread takes an exchange's replies, and is woken when another ends the exchange; all who wait are told") {
+  TestExchange test;
+  TestRequest request(CallKind::kPushPull);
+  std::atomic<int> takers = 0;
+  std::atomic<int> wakes = 0;
+  test.link().take_replies = [&](const std::function<bool()>& over, TimePoint /*deadline*/) {
+    ++takers;
+    takers.notify_all();
+    for (int seen = wakes; !over(); seen = wakes) wakes.wait(seen);
+    return true;
+  };
+  test.link().wake_taker = [&] {
+    ++wakes;
+    wakes.notify_all();
+  };
+  const auto exchange = test.Begin(request.request);
+  std::vector<std::thread> waiting;
+  for (int i = 0; i < 2; ++i) {
+    waiting.emplace_back([&] { CHECK(absl::IsAborted(exchange->Wait().status())); });
+    takers.wait(0);
+  }
+  exchange->Abort(absl::AbortedError("over"));
+  test.call().End(absl::CancelledError(""));
+  for (std::thread& each : waiting) each.join();
+  CHECK(takers == 1);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -76,6 +77,16 @@ class FakeShardLink final : public ShardLink {
     calls.push_back(std::make_shared<FakeShardCall>(plan_, timer_, std::move(request), std::move(on_end)));
     return calls.back();
   }
+
+  // What ShardLink says of these; empty: the link cannot.
+  bool TakeReplies(const std::function<bool()>& over, TimePoint deadline) override {
+    return take_replies && take_replies(over, deadline);
+  }
+  void WakeTaker() override {
+    if (wake_taker) wake_taker();
+  }
+  std::function<bool(const std::function<bool()>& over, TimePoint deadline)> take_replies;
+  std::function<void()> wake_taker;
 
   // The call under way.
   FakeShardCall& call() { return *calls.back(); }

@@ -1,5 +1,7 @@
 // What a member that is not ours may do to its link through shared memory: it breaks nothing else.
 #include <dirent.h>
+#include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -33,6 +35,7 @@ class RawLink {
     if (!welcome.refused().empty()) return;
     auto rings = LocalChannel::AttachRings(std::move((*answer)->files.front()), welcome.ring_bytes());
     REQUIRE(rings.ok());
+    bell = FileDescriptor(dup((*answer)->files.back().get()));
     channel.emplace(*std::move(connected), *std::move(rings), std::move((*answer)->files.back()));
   }
 
@@ -74,6 +77,7 @@ class RawLink {
 
   v1::LocalWelcome welcome;
   std::optional<LocalChannel> channel;
+  FileDescriptor bell;
 };
 
 // A job of two workers on one server, of which rank 1 is in the test's hand.
@@ -282,6 +286,57 @@ TEST_CASE("A greeting for another shard is refused: two hosts may have the same 
   const TensorMemory gradients = *job.clients[1]->GradientBuffers();
   REQUIRE(job.clients[1]->PushPull({.step = 0, .version = 0, .samples = 1}, gradients.Read(), Writable(weights)).ok());
   CHECK(job.cluster.servers[0]->ShardStatus().shared_memory_size() == 2);
+}
+
+TEST_CASE("A worker of an earlier release, which cannot wake the server, is told so, and has no link") {
+  HostileJob job;
+  auto connected = LocalSocket::Connect(job.socket(), RawLink::InTime());
+  REQUIRE(connected.ok());
+  v1::LocalHello hello;
+  hello.set_protocol(1);
+  *hello.mutable_id() = job.id;
+  REQUIRE(connected->Send(hello.SerializeAsString(), {}, RawLink::InTime()).ok());
+  const auto answer = connected->Receive(RawLink::InTime());
+  REQUIRE((answer.ok() && answer->has_value()));
+  v1::LocalWelcome welcome;
+  REQUIRE(welcome.ParseFromString((*answer)->text));
+  CHECK(welcome.refused() == "the worker is of an earlier release, which wakes servers in another way");
+}
+
+TEST_CASE("A member that makes its bell block, or fills it, or rings without end, holds nobody up") {
+  HostileJob job;
+  RawLink link(job.socket(), job.id);
+  REQUIRE(link.welcome.refused().empty());
+  REQUIRE(fcntl(link.bell.get(), F_SETFL, 0) == 0);  // Of both sides: the descriptors are of one file.
+  for (int i = 0; i < 3; ++i) job.CheckOther();
+  REQUIRE(eventfd_write(link.bell.get(), UINT64_MAX - 2) == 0);
+  for (int i = 0; i < 3; ++i) job.CheckOther();
+  REQUIRE(fcntl(link.bell.get(), F_SETFL, O_NONBLOCK) == 0);
+  std::atomic<bool> stop = false;
+  std::thread ringing([&] {
+    while (!stop) {
+      eventfd_t rung = 0;
+      eventfd_read(link.bell.get(), &rung);
+      eventfd_write(link.bell.get(), 1);
+    }
+  });
+  for (int i = 0; i < 20; ++i) job.CheckOther();
+  stop = true;
+  ringing.join();
+  v1::LocalRequest request;
+  request.set_call(1);
+  request.mutable_pull();
+  link.Send(request);
+  CHECK(link.Reply().has_value());
+}
+
+TEST_CASE("A descriptor that a member speaks of and has not sent ends its link at once, and holds nobody up") {
+  HostileJob job;
+  RawLink link(job.socket(), job.id);
+  REQUIRE(link.welcome.refused().empty());
+  link.Send(link.Push(1, 7, {0}));
+  CHECK_FALSE(link.Reply().has_value());
+  job.CheckOther();
 }
 
 TEST_CASE("A member that says more than the server can read cannot keep its link from being ended") {

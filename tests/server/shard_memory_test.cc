@@ -67,5 +67,27 @@ TEST_CASE("While a shard allocates the memory of a model, others are answered") 
   CHECK(answered);
 }
 
+TEST_CASE(
+    "There is room for two versions of each worker where workers read their own, within a quarter of the memory") {
+  const Layout model = {{"w", {1024}}};
+  const auto versions = [&](const std::string& mode, uint32_t workers, uint64_t memory_bytes, size_t given = 0) {
+    ShardOptions options = TestShard::With({}, mode);
+    options.num_workers = workers;
+    options.max_versions = given;
+    options.memory_bytes = memory_bytes;
+    const auto memory = MakeShardMemory(options, TestShard::View(1, v1::PHASE_GATHERING, model), [] {});
+    REQUIRE(memory.ok());
+    return (*memory).parameters->max_versions();
+  };
+  constexpr uint64_t kPlenty = uint64_t{1} << 40;
+  CHECK(versions("asp", 1, kPlenty) == 4);
+  CHECK(versions("asp", 5, kPlenty) == 10);
+  CHECK(versions("ssp", 100, kPlenty) == 60);
+  CHECK(versions("asp", 100, 4 * 4096 * 20) == 20);
+  CHECK(versions("asp", 100, 0) == 4);
+  CHECK(versions("bsp", 100, kPlenty) == 4);
+  CHECK(versions("asp", 5, kPlenty, 3) == 3);
+}
+
 }  // namespace
 }  // namespace ps::shard_memory_test

@@ -389,8 +389,9 @@ void RetryingExchange::OnSlice(uint32_t slice) {
 }
 
 bool RetryingExchange::TakeReplies(const std::function<bool()>& over, TimePoint end) {
+  if (context_->links.size() != 1 || over()) return false;
   std::thread::id nobody;
-  if (context_->links.size() != 1 || !taker_.compare_exchange_strong(nobody, std::this_thread::get_id())) return false;
+  if (!taker_.compare_exchange_strong(nobody, std::this_thread::get_id())) return false;
   const bool took = context_->links.front()->TakeReplies(over, end);
   taker_ = std::thread::id();
   return took;

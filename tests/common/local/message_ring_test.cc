@@ -1,5 +1,6 @@
 #include "common/local/message_ring.h"
 
+#include <sys/eventfd.h>
 #include <sys/wait.h>
 
 #include <chrono>
@@ -8,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/files.h"
 #include "common/local/shared_memory.h"
 #include "common/status.h"
 #include "tests/catch.h"
@@ -116,6 +118,50 @@ TEST_CASE("A reader that sleeps is woken by each message, and one that is not at
     }
   }
   writer.join();
+}
+
+TEST_CASE("A reader that sleeps in epoll is woken once for each sleep, and not while it is awake") {
+  TestRing ring;
+  const FileDescriptor event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  MessageWriter writer(ring.memory, event.get());
+  const auto rung = [&] {  // How often, since the last time.
+    eventfd_t times = 0;
+    return eventfd_read(event.get(), &times) == 0 ? times : 0;
+  };
+  REQUIRE(writer.Write("awake").ok());
+  CHECK(rung() == 0);
+  for (int sleep = 0; sleep < 2; ++sleep) {
+    ring.reader.SetSleeping(true);
+    REQUIRE(writer.Write("first").ok());
+    REQUIRE(writer.Write("second").ok());
+    CHECK(rung() == 1);
+  }
+  ring.reader.SetSleeping(true);
+  ring.reader.SetSleeping(false);
+  REQUIRE(writer.Write("awake").ok());
+  CHECK(rung() == 0);
+}
+
+TEST_CASE("Whoever has lost its processor to one that computes does not look for a while, and longer the next time") {
+  Looking looking;
+  const auto looks = [&] {  // Before it sleeps. Something comes then.
+    int count = 0;
+    while (looking.Again()) ++count;
+    looking.End(/*came=*/true);
+    return count;
+  };
+  const auto rests = [&] {
+    int count = 0;
+    while (count < 1000 && looks() < 100) ++count;
+    return count;
+  };
+  // The machine may be busy now: then it rests by itself.
+  looking.GaveWay(std::chrono::microseconds(10));
+  looking.GaveWay(std::chrono::milliseconds(3));
+  const int first = rests();
+  CHECK(first >= 8);
+  looking.GaveWay(std::chrono::milliseconds(3));
+  CHECK(rests() >= 8);
 }
 
 TEST_CASE("Another process is talked to, and after its death its last messages are there") {
