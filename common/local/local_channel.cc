@@ -1,13 +1,16 @@
 #include "common/local/local_channel.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/status.h"
 
 namespace ps {
@@ -37,6 +40,14 @@ absl::StatusOr<FileDescriptor> LocalChannel::MakeBell() {
   FileDescriptor bell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!bell.valid()) return ResourceExhausted("a link's bell: eventfd: ", std::strerror(errno));
   return bell;
+}
+
+bool LocalChannel::IsBell(const FileDescriptor& file) {
+  constexpr std::string_view kEvent = "anon_inode:[eventfd]";
+  char target[kEvent.size() + 1];
+  const ssize_t size = readlink(absl::StrCat("/proc/self/fd/", file.get()).c_str(), target, sizeof(target));
+  const int flags = fcntl(file.get(), F_GETFL);
+  return size >= 0 && std::string_view(target, static_cast<size_t>(size)) == kEvent && (flags & O_NONBLOCK) != 0;
 }
 
 LocalChannel::LocalChannel(LocalSocket socket, SharedMemory rings, FileDescriptor bell)
@@ -136,7 +147,7 @@ absl::StatusOr<LocalSocket::Message> LocalChannel::ReceiveFile(TimePoint deadlin
 }
 
 void LocalChannel::Close() {
-  closed_ = true;
+  if (closed_.exchange(true)) return;
   socket_.Shutdown();
   WakeReceiver();
 }

@@ -26,7 +26,8 @@
 
 namespace ps {
 
-// Receive, Wait, Prepare, SetSleeping and ReceiveFile are one thread's, the receiver's; all else is thread-safe.
+// Receive, Wait, SetSleeping, has_message and ReceiveFile are the receiver's, one thread's at a time; all else is
+// thread-safe.
 class LocalChannel {
  public:
   // Memory for the rings of a channel, each of so many bytes (a multiple of 64). RESOURCE_EXHAUSTED if there is none.
@@ -41,6 +42,9 @@ class LocalChannel {
                std::shared_ptr<const FileDescriptor> wakes);
   // A descriptor to write to, for either.
   static absl::StatusOr<FileDescriptor> MakeBell();
+  // Whether this is such a descriptor: to write to it neither blocks nor reaches anybody else. (The other side could
+  // make it block later; a client relies on its server for that.)
+  static bool IsBell(const FileDescriptor& file);
 
   // Never blocks. INTERNAL if the other side has broken the rules, RESOURCE_EXHAUSTED if it does not read: the channel
   // is of no use any more. Messages arrive in the order in which they were sent.

@@ -113,7 +113,8 @@ bool Looking::Again() {
     Pause();
     return true;
   }
-  if (rests_ > 0 || looks_ >= kPauses + yields_) return false;
+  rested_ = rests_ > 0;
+  if (rested_ || looks_ >= kPauses + yields_) return false;
   ++looks_;
   const TimePoint began = Now();
   sched_yield();
@@ -128,13 +129,21 @@ void Looking::GaveWay(std::chrono::nanoseconds time) {
 }
 
 void Looking::End(bool came) {
-  if (rests_ > 0) {
+  if (rested_) {
     --rests_;
-  } else if (looks_ > kPauses) {
+  } else if (looks_ > kPauses && rests_ == 0) {
     next_rests_ = std::max(next_rests_ / 2, kFewestRests);
   }
+  rested_ = false;
   looks_ = 0;
   yields_ = came ? kMostYields : std::max(yields_ / 4, kFewestYields);
+}
+
+// The bell is read after the flag is set, as where a reader sleeps on it: what rang before is then seen here.
+void MessageReader::SetSleeping(bool sleeps) {
+  Doorbell& bell = ring_.header().bell;
+  bell.sleeping.store(sleeps ? 1 : 0, std::memory_order_seq_cst);
+  (void)bell.rings.load(std::memory_order_seq_cst);
 }
 
 bool MessageReader::Rung() {

@@ -50,7 +50,7 @@ class Looking {
   bool Again();
   // Looking, or the sleep after it, is over: something came, or not.
   void End(bool came);
-  // Others have had the processor for so long. Again says so; a test may, too.
+  // Others have had the processor for so long, in a moment that Again gave them.
   void GaveWay(std::chrono::nanoseconds time);
 
  private:
@@ -63,7 +63,8 @@ class Looking {
 
   int looks_ = 0;
   int yields_ = kMostYields;  // The next time.
-  int rests_ = 0;             // So many times it does not look.
+  int rests_ = 0;             // So many times it does not look before it sleeps.
+  bool rested_ = false;       // This time it has not.
   int next_rests_ = kFewestRests;
 };
 
@@ -123,7 +124,7 @@ class MessageReader {
   bool Wait(TimePoint deadline);
   // For a reader that sleeps elsewhere: from now on, or no longer, the writer is to wake it. Messages are to be looked
   // for after the first.
-  void SetSleeping(bool sleeps) { ring_.header().bell.sleeping.store(sleeps ? 1 : 0, std::memory_order_seq_cst); }
+  void SetSleeping(bool sleeps);
 
  private:
   bool Rung();

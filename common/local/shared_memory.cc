@@ -40,10 +40,11 @@ absl::StatusOr<SharedMemory> SharedMemory::Create(const std::string& name, size_
 absl::StatusOr<SharedMemory> SharedMemory::Attach(const std::string& name, FileDescriptor file, size_t bytes,
                                                   Access access) {
   const int seals = fcntl(file.get(), F_GET_SEALS);
-  // There may be no huge page left when one is touched.
+  const bool fixed = seals >= 0 && (seals & kFixedSize) == kFixedSize;
+  // There may be no huge page left when one is touched. Only of memory this is asked: another file system may not
+  // answer.
   struct statfs system = {};
-  const bool ordinary_pages = fstatfs(file.get(), &system) == 0 && system.f_type == TMPFS_MAGIC;
-  if (seals < 0 || (seals & kFixedSize) != kFixedSize || !ordinary_pages) {
+  if (!fixed || fstatfs(file.get(), &system) != 0 || system.f_type != TMPFS_MAGIC) {
     return InvalidArgument(name, " is not shared memory of a fixed size");
   }
   struct stat status = {};

@@ -150,8 +150,8 @@ ABSL_FLAG(uint64_t, max_parked, 64,
 ABSL_FLAG(
     int, max_versions, 0,
     "limit of weight buffers; updates wait while all are being read; callers that are not workers of the job leave two "
-    "free; 0: 4, or, where a mode does not wait for all, two for each worker (at most 60, and a quarter of the "
-    "memory)");
+    "free; 0: 4, or, where a mode does not wait for all, two for each worker and two for others (at most 60, and a "
+    "quarter of the memory)");
 ABSL_FLAG(std::string, stream, ps::ServerOptions().stream,
           "when slices of the next version leave over gRPC before it is committed: auto (unless a worker of this host "
           "pushes, too: its pushes go first), always, or never");

@@ -55,18 +55,18 @@ RoundedWeights RoundedAt(const RoundedWeights& all, const ShardLayout& layout, s
   return {.to = all.to + static_cast<size_t>(layout.slice(local).shard_offset) * WireBytes(all.type), .type = all.type};
 }
 
-Parameters::Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<float> state, size_t max_versions,
+Parameters::Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<float> state, VersionLimits limits,
                        size_t max_kept, std::function<void()> on_release, bool shared, WireType rounded,
                        bool keeps_changes)
     : layout_(std::move(layout)),
-      max_versions_(max_versions),
+      max_versions_(limits.all),
       rounded_(rounded),
       keeps_changes_(keeps_changes),
       hook_(std::make_shared<ReleaseHook>()),
-      readers_(std::make_shared<Readers>(max_versions)),
-      weights_(layout_->buffer_elements(), {0}, max_versions + max_kept, shared, rounded != WireType::kFloat32),
+      readers_(std::make_shared<Readers>(limits)),
+      weights_(layout_->buffer_elements(), {0}, limits.all + max_kept, shared, rounded != WireType::kFloat32),
       // One more than the weights have: with a single weight buffer a snapshot must not stop updates for ever.
-      state_(layout_->buffer_elements(), std::move(state), max_versions + 1),
+      state_(layout_->buffer_elements(), std::move(state), limits.all + 1),
       skipped_(std::make_shared<const std::vector<uint64_t>>(layout_->slices())),
       has_initial_(layout_->slices(), false) {
   MutexLock lock(hook_->mutex);
@@ -260,14 +260,14 @@ absl::Status Readers::May(const Reader& reader, uint64_t current) const {
     }
   }
   if (!reader.rank.has_value()) {
-    const size_t most = max_versions_ > 2 ? max_versions_ - 2 : 0;
+    const size_t most = limits_.for_others;
     if (held <= most) return absl::OkStatus();
     const std::string limit = absl::StrCat("readers that are not members of the job may hold ", most,
-                                           " of --max_versions=", max_versions_, " weight buffers while it is running");
+                                           " of --max_versions=", limits_.all, " weight buffers while it is running");
     if (most == 0) return absl::FailedPreconditionError(limit);  // Asking again would not help.
     return absl::ResourceExhaustedError(limit + ", and already do; retry when an older version has been released");
   }
-  const size_t most = std::clamp<size_t>(max_versions_ - 1, 1, 2);
+  const size_t most = std::clamp<size_t>(limits_.all - 1, 1, 2);
   if (held <= most) return absl::OkStatus();
   return Unavailable(reader.ToString(), " is still reading ", held - 1,
                      held == 2 ? " older version" : " older versions");

@@ -59,13 +59,23 @@ struct Reading {
   TimePoint since;
 };
 
+// How many versions of the weights may be read or written at once, and how many of these may be read by callers that
+// are not members of the job: all but two, unless that is said.
+struct VersionLimits {
+  VersionLimits(size_t in_all) : VersionLimits(in_all, in_all > 2 ? in_all - 2 : 0) {}  // NOLINT: a number is enough.
+  VersionLimits(size_t in_all, size_t others) : all(in_all), for_others(others) {}
+
+  size_t all;
+  size_t for_others;
+};
+
 class Readers {
   using Key = std::pair<std::optional<uint32_t>, uint64_t>;  // The reader's rank, and the version.
 
  public:
   using Entry = std::multimap<Key, Reading>::iterator;
 
-  explicit Readers(size_t max_versions) : max_versions_(max_versions) {}
+  explicit Readers(const VersionLimits& limits) : limits_(limits) {}
 
   // Whether the reader may read the version `current` as well. UNAVAILABLE: a member must first release older ones.
   // RESOURCE_EXHAUSTED: readers that are not members already hold all that they may; FAILED_PRECONDITION: they may hold
@@ -80,7 +90,7 @@ class Readers {
   std::vector<Reading> All() const;
 
  private:
-  const size_t max_versions_;
+  const VersionLimits limits_;
   mutable Mutex mutex_;
   std::multimap<Key, Reading> readings_ ABSL_GUARDED_BY(mutex_);
 };
@@ -197,13 +207,13 @@ class Parameters {
     float* new_state[kMaxStateTensors] = {};
   };
 
-  // `state` has the first value of each tensor of the optimizer's state. At most `max_versions` versions of the weights
-  // are read or written at once; `max_kept` more may be kept (Keep). `on_release` is called, from any thread and
+  // `state` has the first value of each tensor of the optimizer's state. `limits.all` versions of the weights may be
+  // read or written at once; `max_kept` more may be kept (Keep). `on_release` is called, from any thread and
   // without the owner's lock, when a hold has gone that an update was blocked on. `shared`: the weights are in memory
   // that other processes may be given to read. `rounded`: unless it is float32, each version has its weights rounded to
   // this type, too, by whoever writes it. `keeps_changes`: the parameters remember which elements each update says that
   // it changes.
-  Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<float> state, size_t max_versions, size_t max_kept,
+  Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<float> state, VersionLimits limits, size_t max_kept,
              std::function<void()> on_release, bool shared = false, WireType rounded = WireType::kFloat32,
              bool keeps_changes = false);
   ~Parameters() { ClearOnRelease(); }

@@ -271,7 +271,7 @@ Updater::Part Updater::InlineOrPost(std::vector<size_t> slices) {
   ++current_->parts;
   size_t elements = 0;
   for (const size_t local : slices) elements += static_cast<size_t>(layout_->slice(local).elements);
-  // Of a larger shard the other contributions are still coming, on threads that would wait for this one.
+  // The other contributions to a larger shard are still coming, on threads that would wait for this one.
   const size_t most = small() ? max_inline_elements_ : std::min(kLittleElements, max_inline_elements_);
   if (elements <= most) return {.update = current_, .slices = std::move(slices)};
   Post(slices);

@@ -39,7 +39,8 @@ constexpr std::chrono::seconds kHoldWithoutWord(10);  // From a chief that does 
 
 constexpr size_t kFewestVersions = 4;
 constexpr size_t kMostViewed = 60;  // A worker maps no more of a server's buffers (worker/link/local_shard_link.cc).
-constexpr uint64_t kVersionsShare = 4;
+constexpr size_t kForOthers = 2;
+constexpr uint64_t kVersionsShare = 4;  // Buffers of weights take a quarter of the memory.
 
 std::chrono::nanoseconds HoldOf(const v1::Cut& freeze) {
   if (freeze.hold_ms() == 0) return kHoldWithoutWord;
@@ -47,13 +48,14 @@ std::chrono::nanoseconds HoldOf(const v1::Cut& freeze) {
 }
 
 // Whoever has got its next version lets go of the last one with its next push, and the one that pushes leaves a buffer
-// for the version in the making: two for each worker.
-size_t MaxVersions(const ShardOptions& options, const Mode& mode, uint64_t version_bytes) {
+// for the version in the making: two for each worker, and two for others.
+VersionLimits LimitsOf(const ShardOptions& options, const Mode& mode, const ShardLayout& layout) {
   if (options.max_versions > 0) return options.max_versions;
   if (mode.synchronous()) return kFewestVersions;
-  const uint64_t fit = options.memory_bytes / kVersionsShare / std::max<uint64_t>(version_bytes, 1);
-  const uint64_t needed = std::min<uint64_t>(uint64_t{2} * options.num_workers, kMostViewed);
-  return std::max<size_t>(std::min(needed, fit), kFewestVersions);
+  const uint64_t rounded = options.wire.weights == WireType::kFloat32 ? 0 : layout.bytes() / 2;
+  const uint64_t fit = options.memory_bytes / kVersionsShare / std::max<uint64_t>(layout.bytes() + rounded, 1);
+  const uint64_t needed = std::min<uint64_t>(uint64_t{2} * options.num_workers + kForOthers, kMostViewed);
+  return {std::max<size_t>(std::min(needed, fit), kFewestVersions), kForOthers};
 }
 
 }  // namespace
@@ -70,7 +72,7 @@ absl::StatusOr<ShardMemory> MakeShardMemory(const ShardOptions& options, const v
   memory.layout = std::make_shared<const ShardLayout>(FromProto(view.layout()), options.shard, options.num_shards,
                                                       options.wire.pushes);
   memory.parameters = std::make_unique<Parameters>(
-      memory.layout, InitialState(setup, options, *mode), MaxVersions(options, *mode, memory.layout->bytes()),
+      memory.layout, InitialState(setup, options, *mode), LimitsOf(options, *mode, *memory.layout),
       (mode->delay_compensation() != 0 ? options.num_workers : 0) + (options.takes_checkpoints ? 1 : 0),
       std::move(on_release), options.shared_memory, options.wire.weights, options.wire.weights_delta);
   return memory;

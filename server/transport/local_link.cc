@@ -13,8 +13,9 @@ namespace {
 constexpr size_t kRingBytes = 64 << 10;
 constexpr size_t kMostCalls = 16;    // A link has no more that are not answered.
 constexpr size_t kMostPins = 16;     // Calls that are not released.
+constexpr int kMostReleased = 64;    // By one message.
 constexpr size_t kMostMemories = 8;  // A member shares no more.
-constexpr int kMostAtOnce = 16;      // Messages, before those of other links are read.
+constexpr size_t kMostAtOnce = 256;  // Bytes of messages, before those of other links are read.
 constexpr size_t kLittleBytes = 64 << 10;
 constexpr std::chrono::seconds kLongestPin(10);  // A member holds a version that is not the newest no longer.
 
@@ -41,14 +42,15 @@ struct LocalLink::Call final : ShardClient, std::enable_shared_from_this<LocalLi
 
 absl::StatusOr<bool> LocalLink::Serve() {
   if (busy_) return false;
-  for (int taken = 0; taken < kMostAtOnce; ++taken) {
+  bool any = false;
+  for (size_t bytes = 0; bytes < kMostAtOnce && !busy_; any = true) {
     PS_ASSIGN_OR_RETURN(const std::optional<std::string> message, channel_->Receive());
     if (!message.has_value() && peer_ended_) return absl::CancelledError("the member has ended the link");
-    if (!message.has_value()) return taken > 0;
+    if (!message.has_value()) return any;
+    bytes += message->size();
     PS_RETURN_IF_ERROR(OnMessage(*message));
-    if (busy_) break;
   }
-  return true;
+  return any;
 }
 
 std::string LocalLink::Name() const { return absl::StrCat("the link of rank ", id_.rank(), " through shared memory"); }
@@ -63,15 +65,20 @@ absl::StatusOr<bool> LocalLink::Greet(const Admit& admit) {
   if (!hello.ParseFromString((*message)->text)) return Broken("the greeting is no LocalHello");
   hello.DiscardUnknownFields();  // Its identity is kept.
   v1::LocalWelcome welcome;
-  absl::StatusOr<SharedMemory> rings = LocalChannel::MakeRings(kRingBytes);
-  absl::StatusOr<FileDescriptor> bell = LocalChannel::MakeBell();
-  absl::Status admitted = rings.ok() ? bell.status() : rings.status();
+  absl::StatusOr<SharedMemory> rings = absl::UnknownError("");
+  absl::StatusOr<FileDescriptor> bell = absl::UnknownError("");
+  absl::Status admitted;
   if (hello.protocol() != v1::PROTOCOL_VERSION_1) {
     admitted = absl::UnimplementedError(absl::StrCat("protocol version ", hello.protocol()));
   } else if (hello.shard() != shard_.number()) {
     admitted = NotFound("shard ", shard_.number(), " is here, not shard ", hello.shard());
   } else if (!hello.takes_bell()) {
     admitted = absl::UnimplementedError("the worker is of an earlier release, which wakes servers in another way");
+  }
+  if (admitted.ok()) {
+    rings = LocalChannel::MakeRings(kRingBytes);
+    bell = LocalChannel::MakeBell();
+    admitted = rings.ok() ? bell.status() : rings.status();
   }
   if (admitted.ok()) admitted = admit(hello.id());  // Last: it ends the link that the member has.
   if (!admitted.ok()) {
@@ -104,6 +111,7 @@ void LocalLink::Close() {
 absl::Status LocalLink::OnMessage(const std::string& message) {
   v1::LocalRequest request;
   if (!request.ParseFromString(message)) return Broken("a message is no LocalRequest");
+  if (request.released_size() > kMostReleased) return Broken("a message releases more calls than there can be");
   if (request.released_size() > 0) Release(request);
   if (request.call() == 0) return absl::OkStatus();
   if (request.begin_case() != v1::LocalRequest::BEGIN_NOT_SET) return Begin(request);

@@ -20,6 +20,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kPause(100);  // It follows an error of accepting.
 constexpr size_t kMostStrangers = 256;            // Callers that have not said yet who they are.
+constexpr int kMostAccepted = 16;                 // At once.
 constexpr std::chrono::seconds kGreeting(5);
 constexpr std::chrono::seconds kWarnEvery(10);
 constexpr std::chrono::milliseconds kLookEvery(5);  // At sockets, while links have something to say.
@@ -28,6 +29,13 @@ constexpr std::chrono::seconds kIdle(10);
 // What epoll tells of, beside callers.
 constexpr uint64_t kListener = 0;
 constexpr uint64_t kBell = 1;
+
+// Has epoll tell of these events. False: the system does not take it.
+bool WatchIn(const FileDescriptor& poll, int file, uint32_t events, uint64_t number) {
+  epoll_event event = {.events = events, .data = {.u64 = number}};
+  if (epoll_ctl(poll.get(), EPOLL_CTL_ADD, file, &event) == 0) return true;
+  return errno == EEXIST && epoll_ctl(poll.get(), EPOLL_CTL_MOD, file, &event) == 0;
+}
 
 }  // namespace
 
@@ -49,6 +57,10 @@ absl::StatusOr<std::unique_ptr<LocalService>> LocalService::Start(Shard& shard, 
   FileDescriptor poll(epoll_create1(EPOLL_CLOEXEC));
   if (!poll.valid()) return ResourceExhausted("--shared_memory: epoll_create1: ", std::strerror(errno));
   PS_ASSIGN_OR_RETURN(FileDescriptor wakes, LocalChannel::MakeBell());
+  if (!WatchIn(poll, listener.descriptor(), EPOLLIN, kListener) ||
+      !WatchIn(poll, wakes.get(), EPOLLIN | EPOLLET, kBell)) {
+    return ResourceExhausted("--shared_memory: epoll_ctl: ", std::strerror(errno));
+  }
   return std::unique_ptr<LocalService>(new LocalService(shard, std::move(path_lock), std::move(listener),
                                                         std::move(poll),
                                                         std::make_shared<const FileDescriptor>(std::move(wakes))));
@@ -70,8 +82,6 @@ LocalService::~LocalService() {
 }
 
 void LocalService::Run() {
-  SetListening(true);
-  (void)Watch(wakes_->get(), EPOLLIN | EPOLLET, kBell);
   Looking looking;
   TimePoint look_at = Now() + kLookEvery;
   while (!stopping_) {
@@ -117,11 +127,13 @@ bool LocalService::Look(bool sleeps) {
   for (auto& [number, caller] : callers_) {
     if (sleeps && caller.admitted) caller.link->channel()->SetSleeping(false);
   }
+  bool calls = false;
   for (int i = 0; i < told; ++i) {
     const uint64_t number = events[static_cast<size_t>(i)].data.u64;
-    if (number == kListener) Accept();
+    calls = calls || number == kListener;
     if (number > kBell) OnSocket(number);
   }
+  if (calls) Accept();  // After those who came before.
   EndLateStrangers();
   return told > 0;
 }
@@ -138,9 +150,7 @@ TimePoint LocalService::NextDeadline() {
 }
 
 bool LocalService::Watch(int file, uint32_t events, uint64_t number) const {
-  epoll_event event = {.events = events, .data = {.u64 = number}};
-  if (epoll_ctl(poll_.get(), EPOLL_CTL_ADD, file, &event) == 0) return true;
-  return errno == EEXIST && epoll_ctl(poll_.get(), EPOLL_CTL_MOD, file, &event) == 0;
+  return WatchIn(poll_, file, events, number);
 }
 
 void LocalService::SetListening(bool listens) {
@@ -150,7 +160,7 @@ void LocalService::SetListening(bool listens) {
 }
 
 void LocalService::Accept() {
-  for (size_t accepted = 0; accepted < kMostStrangers; ++accepted) {
+  for (int accepted = 0; accepted < kMostAccepted; ++accepted) {
     absl::StatusOr<LocalSocket> socket = listener_.Accept(Now());
     if (absl::IsDeadlineExceeded(socket.status())) return;
     if (socket.ok()) {
@@ -162,12 +172,17 @@ void LocalService::Accept() {
   }
 }
 
-// Callers who say nothing keep nobody out: the oldest goes.
+// Callers who say nothing keep nobody out: the oldest goes, unless it has greeted meanwhile.
 void LocalService::Add(LocalSocket socket) {
   if (strangers_ >= kMostStrangers) {
     const auto oldest =
         std::find_if(callers_.begin(), callers_.end(), [](const auto& caller) { return !caller.second.admitted; });
-    End(oldest, absl::CancelledError("too many callers at once"));
+    const uint64_t number = oldest->first;
+    OnSocket(number);
+    const auto still = callers_.find(number);
+    if (still != callers_.end() && !still->second.admitted) {
+      End(still, absl::CancelledError("too many callers at once"));
+    }
   }
   const uint64_t number = ++last_number_;
   if (!Watch(socket.descriptor(), EPOLLIN | EPOLLRDHUP | EPOLLET, number)) {
@@ -206,6 +221,8 @@ void LocalService::EndLateStrangers() {
 
 LocalService::Callers::iterator LocalService::End(Callers::iterator caller, const absl::Status& why) {
   const std::shared_ptr<LocalLink> link = caller->second.link;
+  // The member has the bell, too, so that it stays where it is watched.
+  if (link->channel() != nullptr) epoll_ctl(poll_.get(), EPOLL_CTL_DEL, link->channel()->bell(), nullptr);
   link->End();
   if (!caller->second.admitted) {
     --strangers_;

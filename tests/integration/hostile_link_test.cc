@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <thread>
 
 #include "common/local/local_channel.h"
@@ -328,6 +329,31 @@ TEST_CASE("A member that makes its bell block, or fills it, or rings without end
   request.mutable_pull();
   link.Send(request);
   CHECK(link.Reply().has_value());
+}
+
+// The bells that this process looks at in epoll, by the number that the server gives them: see proc(5).
+size_t WatchedBells() {
+  size_t bells = 0;
+  for (const auto& file : std::filesystem::directory_iterator("/proc/self/fdinfo")) {
+    std::ifstream info(file.path());
+    for (std::string line; std::getline(info, line);) {
+      if (line.starts_with("tfd:") && line.find(" data:                1 ") != std::string::npos) ++bells;
+    }
+  }
+  return bells;
+}
+
+TEST_CASE("A bell is watched for as long as its link lasts, though the member keeps it") {
+  HostileJob job;
+  const size_t before = WatchedBells();
+  RawLink link(job.socket(), job.id);  // In the place of the one that the member had.
+  REQUIRE(link.welcome.refused().empty());
+  REQUIRE(Eventually([&] { return WatchedBells() == before; }));
+  REQUIRE(before == 3);  // Two links', and the server's own.
+  REQUIRE(link.channel->Send("no LocalRequest").ok());
+  REQUIRE_FALSE(link.Reply().has_value());
+  CHECK(Eventually([&] { return WatchedBells() == before - 1; }));
+  job.CheckOther();
 }
 
 TEST_CASE("A descriptor that a member speaks of and has not sent ends its link at once, and holds nobody up") {

@@ -16,6 +16,7 @@
 #include "ps/v1/ps.grpc.pb.h"
 #include "tests/integration/raw_calls.h"
 #include "tests/integration/scripted_job.h"
+#include "worker/link/local_shard_link.h"
 
 namespace ps {
 namespace {
@@ -322,6 +323,79 @@ TEST_CASE("Replies are taken by one who waits, by the link when nobody does, and
     called.WaitForNotification();
     CHECK(mine == weights);
   }
+}
+
+TEST_CASE("One who only asks again and again whether an exchange has ended keeps nobody from ending it") {
+  Cluster cluster(ServerOptions{});
+  auto client = Client::Join({.server = cluster.address(), .shared_memory = "require"}, kScriptedModel);
+  REQUIRE(client.ok());
+  Tensors weights = AllOf(0);
+  REQUIRE((*client)->Start(ReadOnly(AllOf(1)), Writable(weights)).ok());
+  const Tensors gradients = AllOf(1);
+  const auto exchange = (*client)->StartPushPull({.step = 0, .version = 0, .samples = 1}, ReadOnly(gradients),
+                                                 Writable(weights), /*deferred=*/false);
+  const TimePoint deadline = Now() + std::chrono::minutes(1);
+  std::optional<absl::StatusOr<ExchangeResult>> result;
+  while (!result.has_value() && Now() < deadline) result = exchange->WaitFor(absl::ZeroDuration());
+  REQUIRE(result.has_value());
+  CHECK(result->ok());
+}
+
+TEST_CASE("A worker whose server says nonsense through shared memory loses the link, and says why") {
+  const std::string address = absl::StrCat("@ps-test-", getpid());
+  auto listener = LocalListener::Listen(address);
+  REQUIRE(listener.ok());
+  const TimePoint deadline = Now() + std::chrono::minutes(1);
+  const SlicePlan plan(kScriptedModel, 1);
+  std::string lost;
+  absl::Notification lost_called;
+  std::thread server([&] {
+    auto socket = listener->Accept(deadline);
+    CHECK(socket.ok());
+    CHECK(socket->Receive(deadline).ok());
+    auto rings = LocalChannel::MakeRings(4096);
+    auto bell = LocalChannel::MakeBell();
+    CHECK((rings.ok() && bell.ok()));
+    v1::LocalWelcome welcome;
+    welcome.set_ring_bytes(4096);
+    const int files[] = {rings->file().get(), bell->get()};
+    CHECK(socket->Send(welcome.SerializeAsString(), files, deadline).ok());
+    LocalChannel channel(*std::move(socket), *std::move(rings), *std::move(bell),
+                         std::make_shared<const FileDescriptor>(*LocalChannel::MakeBell()));
+    while (!channel.has_message() && Now() < deadline) std::this_thread::yield();  // The pull.
+    CHECK(channel.Send("no LocalReply").ok());
+    lost_called.WaitForNotification();
+  });
+  auto link = ConnectLocally({.socket = address,
+                              .address = "here",
+                              .shard = 0,
+                              .plan = &plan,
+                              .id = {},
+                              .on_lost =
+                                  [&](const std::string& text) {
+                                    lost = text;
+                                    lost_called.Notify();
+                                  }},
+                             deadline);
+  REQUIRE(link.ok());
+  std::atomic<bool> ended = false;
+  absl::Status status;
+  CallRequest request;
+  request.kind = CallKind::kPull;
+  request.timeout = std::chrono::minutes(1);
+  const auto call = (*link)->MakeCall(std::move(request), [&](const absl::Status& why, const ShardReply& /*reply*/) {
+    status = why;
+    ended = true;
+  });
+  call->Begin();
+  // The caller takes the nonsense, the link's thread ends the link.
+  while ((*link)->TakeReplies([&] { return ended.load(); }, deadline)) {
+  }
+  server.join();
+  CHECK(lost == "the link through shared memory has ended (a message is no LocalReply); using gRPC");
+  while (!ended && Now() < deadline) std::this_thread::yield();
+  CHECK(absl::IsUnavailable(status));
+  CHECK_FALSE((*link)->works());
 }
 
 TEST_CASE("Gradients that a shard copies come whole through shared memory, and hold no other link up") {

@@ -81,7 +81,7 @@ TEST_CASE(
   };
   constexpr uint64_t kPlenty = uint64_t{1} << 40;
   CHECK(versions("asp", 1, kPlenty) == 4);
-  CHECK(versions("asp", 5, kPlenty) == 10);
+  CHECK(versions("asp", 5, kPlenty) == 12);
   CHECK(versions("ssp", 100, kPlenty) == 60);
   CHECK(versions("asp", 100, 4 * 4096 * 20) == 20);
   CHECK(versions("asp", 100, 0) == 4);

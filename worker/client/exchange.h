@@ -96,8 +96,8 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   std::string Who() const;  // The rank, and of a push the step.
 
   std::optional<absl::StatusOr<ExchangeResult>> WaitUntil(TimePoint end);
-  // Takes replies on this thread until `over` or `end`, where there is one link and it can. False: it cannot, or another
-  // thread does.
+  // Takes replies on this thread until `over` or `end`, where there is one link and it can. False: it cannot, or
+  // another thread does.
   bool TakeReplies(const std::function<bool()>& over, TimePoint end);
   // Something has changed that a taker may wait for.
   void WakeTaker();
@@ -165,7 +165,7 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   const std::vector<bool> carried_;
   const SliceRanges carries_;
   const std::vector<std::vector<uint32_t>> tensor_slices_;
-  const bool servers_look_;  // Nobody need look here whether gradients are finite.
+  const bool servers_look_;                  // Nobody need look here whether gradients are finite.
   std::atomic<std::thread::id> taker_ = {};  // The thread in TakeReplies; none: nobody is.
 
   Mutex mutex_;

@@ -254,8 +254,11 @@ absl::StatusOr<std::unique_ptr<ShardLink>> ConnectLocally(const LocalTarget& tar
   if (!answer.has_value()) return absl::AbortedError("the server closed the connection");
   if (!welcome.ParseFromString(answer->text)) return absl::InternalError("the server's greeting is no LocalWelcome");
   if (!welcome.refused().empty()) return absl::FailedPreconditionError(welcome.refused());
-  if (answer->files.size() != 2 || welcome.ring_bytes() == 0 || welcome.ring_bytes() % 64 != 0 ||
-      welcome.ring_bytes() > kMostRingBytes) {
+  if (answer->files.size() == 1) {
+    return absl::UnimplementedError("the server is of an earlier release, which workers wake in another way");
+  }
+  if (answer->files.size() != 2 || !LocalChannel::IsBell(answer->files.back()) || welcome.ring_bytes() == 0 ||
+      welcome.ring_bytes() % 64 != 0 || welcome.ring_bytes() > kMostRingBytes) {
     return absl::InternalError("the server's greeting makes no sense");
   }
   PS_ASSIGN_OR_RETURN(SharedMemory rings,
@@ -265,10 +268,16 @@ absl::StatusOr<std::unique_ptr<ShardLink>> ConnectLocally(const LocalTarget& tar
 }
 
 uint64_t LocalConnection::Register(const std::shared_ptr<LocalCall>& call) {
-  MutexLock lock(mutex_);
-  if (ended_) return 0;
-  calls_[++last_call_] = call;
-  return last_call_;
+  uint64_t number = 0;
+  {
+    MutexLock lock(mutex_);
+    if (ended_) return 0;
+    number = ++last_call_;
+    calls_[number] = call;
+  }
+  MutexLock lock(turn_mutex_);
+  if (sleeps_long_ && !caller_) turn_left_.NotifyAll();  // Perhaps nobody waits for this one.
+  return number;
 }
 
 void LocalConnection::Release(uint64_t call) {
@@ -363,32 +372,51 @@ TimePoint LocalConnection::EndCalls() {
 bool LocalConnection::TakeReplies(const std::function<bool()>& over, TimePoint deadline) {
   {
     MutexLock lock(turn_mutex_);
-    if (caller_ || over_) return false;
+    if (caller_ || over_ || Now() >= deadline) return false;
     caller_ = true;
     if (taken_) channel_.WakeReceiver();
-    while (taken_) turn_left_.Wait(turn_mutex_);  // The thread is at one message at most.
+    while (taken_ && !over_ && turn_left_.WaitUntil(turn_mutex_, deadline)) {
+    }
+    if (taken_ || over_) {
+      caller_ = false;
+      turn_left_.NotifyAll();
+      return false;
+    }
     taken_ = true;
   }
   bool goes_on = true;
   while (goes_on && !over() && Now() < deadline) goes_on = Take(deadline);
-  LeaveTurn(/*is_caller=*/true, goes_on);
+  bool others_wait = false;
+  {
+    MutexLock lock(mutex_);
+    others_wait = !calls_.empty();
+  }
+  LeaveTurn(goes_on, others_wait ? TimePoint() : Now() + kTurn);
   return true;
 }
 
-void LocalConnection::AwaitTurn() {
+bool LocalConnection::AwaitTurn() {
   MutexLock lock(turn_mutex_);
-  while (taken_ || caller_ || (!over_ && Now() < thread_from_)) turn_left_.WaitUntil(turn_mutex_, Now() + kTurn);
-  taken_ = true;
+  std::chrono::nanoseconds pause = kTurn;
+  while (!over_ && (taken_ || caller_ || Now() < thread_from_)) {
+    sleeps_long_ = pause > kTurn;
+    turn_left_.WaitUntil(turn_mutex_, Now() + pause);
+    pause = caller_ ? std::min<std::chrono::nanoseconds>(2 * pause, kReleaseAfter) : kTurn;
+  }
+  sleeps_long_ = false;
+  taken_ = !over_;
+  return taken_;
 }
 
-// A caller that leaves wakes nobody: mostly it comes back soon.
-void LocalConnection::LeaveTurn(bool is_caller, bool goes_on) {
+// A caller that leaves nothing behind wakes nobody: mostly it comes back soon.
+void LocalConnection::LeaveTurn(bool goes_on, std::optional<TimePoint> thread_from) {
   MutexLock lock(turn_mutex_);
+  const bool is_caller = thread_from.has_value();
   taken_ = false;
   over_ = over_ || !goes_on;
   if (is_caller) caller_ = false;
-  if (is_caller) thread_from_ = Now() + kTurn;
-  if (!is_caller || over_) turn_left_.NotifyAll();
+  thread_from_ = thread_from.value_or(TimePoint());
+  if (!is_caller || over_ || thread_from_ == TimePoint()) turn_left_.NotifyAll();
 }
 
 bool LocalConnection::Take(TimePoint deadline) {
@@ -407,11 +435,7 @@ bool LocalConnection::Take(TimePoint deadline) {
 }
 
 void LocalConnection::Run() {
-  for (bool goes_on = true; goes_on;) {
-    AwaitTurn();
-    goes_on = Take(TimePoint::max());
-    LeaveTurn(/*is_caller=*/false, goes_on);
-  }
+  while (AwaitTurn()) LeaveTurn(Take(TimePoint::max()), /*thread_from=*/std::nullopt);
   channel_.Close();
   std::map<uint64_t, std::shared_ptr<LocalCall>> calls;
   {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -93,10 +94,10 @@ class LocalConnection : public std::enable_shared_from_this<LocalConnection> {
 
  private:
   void Run();
-  // Has the thread wait until it is its turn.
-  void AwaitTurn();
-  // Gives the turn back; without `goes_on` the link has ended.
-  void LeaveTurn(bool is_caller, bool goes_on);
+  // Has the thread wait until it is its turn. False: the channel has ended.
+  bool AwaitTurn();
+  // Gives the turn back; without `goes_on` the channel has ended. A caller says when the thread may take its place.
+  void LeaveTurn(bool goes_on, std::optional<TimePoint> thread_from);
   // Takes a message, or waits for one. False: the link has ended.
   bool Take(TimePoint deadline);
   absl::Status OnReply(const std::string& message);
@@ -122,7 +123,8 @@ class LocalConnection : public std::enable_shared_from_this<LocalConnection> {
   CondVar turn_left_;
   bool taken_ ABSL_GUARDED_BY(turn_mutex_) = false;
   bool caller_ ABSL_GUARDED_BY(turn_mutex_) = false;         // A caller has it, or waits until the thread leaves it.
-  bool over_ ABSL_GUARDED_BY(turn_mutex_) = false;           // The channel has ended: only the thread goes on.
+  bool over_ ABSL_GUARDED_BY(turn_mutex_) = false;           // The channel has ended: nobody takes it any more.
+  bool sleeps_long_ ABSL_GUARDED_BY(turn_mutex_) = false;    // The thread does, since a caller waits for long.
   TimePoint thread_from_ ABSL_GUARDED_BY(turn_mutex_) = {};  // Before, a caller may come back.
 
   Mutex mutex_;
