@@ -5,11 +5,11 @@
 #include <cmath>
 #include <csignal>
 #include <functional>
+#include <future>
 #include <limits>
 
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
-#include "absl/synchronization/notification.h"
 #include "common/local/local_socket.h"
 #include "common/status.h"
 #include "ps/v1/local.pb.h"
@@ -313,14 +313,14 @@ TEST_CASE("Replies are taken by one who waits, by the link when nobody does, and
       CHECK(clients[0]->PushPull(push, ReadOnly(gradients), Writable(mine)).ok());
     });
     for (int i = 0; i < 3; ++i) CHECK(clients[0]->Pull(Writable(pulled)).ok());
-    absl::Notification called;
+    std::promise<void> called;
     (void)clients[1]->StartPushPull(push, ReadOnly(gradients), Writable(weights), /*deferred=*/false,
                                     [&](const absl::StatusOr<ExchangeResult>& result) {
                                       CHECK(result.ok());
-                                      called.Notify();
+                                      called.set_value();
                                     });
     waiting.join();
-    called.WaitForNotification();
+    called.get_future().wait();
     CHECK(mine == weights);
   }
 }
@@ -347,8 +347,8 @@ TEST_CASE("A worker whose server says nonsense through shared memory loses the l
   REQUIRE(listener.ok());
   const TimePoint deadline = Now() + std::chrono::minutes(1);
   const SlicePlan plan(kScriptedModel, 1);
-  std::string lost;
-  absl::Notification lost_called;
+  std::promise<std::string> says_lost;
+  const std::shared_future<std::string> lost = says_lost.get_future();
   std::thread server([&] {
     auto socket = listener->Accept(deadline);
     CHECK(socket.ok());
@@ -364,18 +364,14 @@ TEST_CASE("A worker whose server says nonsense through shared memory loses the l
                          std::make_shared<const FileDescriptor>(*LocalChannel::MakeBell()));
     while (!channel.has_message() && Now() < deadline) std::this_thread::yield();  // The pull.
     CHECK(channel.Send("no LocalReply").ok());
-    lost_called.WaitForNotification();
+    lost.wait();
   });
   auto link = ConnectLocally({.socket = address,
                               .address = "here",
                               .shard = 0,
                               .plan = &plan,
                               .id = {},
-                              .on_lost =
-                                  [&](const std::string& text) {
-                                    lost = text;
-                                    lost_called.Notify();
-                                  }},
+                              .on_lost = [&](const std::string& text) { says_lost.set_value(text); }},
                              deadline);
   REQUIRE(link.ok());
   std::atomic<bool> ended = false;
@@ -392,7 +388,7 @@ TEST_CASE("A worker whose server says nonsense through shared memory loses the l
   while ((*link)->TakeReplies([&] { return ended.load(); }, deadline)) {
   }
   server.join();
-  CHECK(lost == "the link through shared memory has ended (a message is no LocalReply); using gRPC");
+  CHECK(lost.get() == "the link through shared memory has ended (a message is no LocalReply); using gRPC");
   while (!ended && Now() < deadline) std::this_thread::yield();
   CHECK(absl::IsUnavailable(status));
   CHECK_FALSE((*link)->works());

@@ -49,7 +49,7 @@ class LocalShardCall final : public ShardCall, public LocalCall, public std::ena
   EndFunction on_end_;
   std::atomic<TimePoint::rep> moved_at_;
   const TimePoint deadline_;
-  ShardReply reply_;  // The connection's thread's.
+  ShardReply reply_;  // For whoever takes replies.
 
   Mutex mutex_;
   uint64_t number_ ABSL_GUARDED_BY(mutex_) = 0;  // 0 before Begin.

@@ -76,7 +76,7 @@ struct CallRequest {
   // The weights need not be written to `in` if the reply can have a view of them. Only where the link can_view.
   bool view = false;
   // Before a slice is written to `in`: whether it is to be. After it was: called. Each may be empty. Called from the
-  // link's threads, one at a time for each call, and never after the call's end.
+  // link's threads, or within TakeReplies, one at a time for each call, and never after the call's end.
   std::function<bool(uint32_t slice)> wants_slice;
   std::function<void(uint32_t slice)> on_slice;
   // Released when the call has ended and nothing reads `out` or writes `in` for it any more. That can be later than the
@@ -105,9 +105,9 @@ struct ShardReply {
 // One call. Thread-safe.
 class ShardCall {
  public:
-  // Called once, from a thread of the link, for every call that has begun. OK: the server has answered and ended the
-  // call. CANCELLED: it was cancelled, by whichever side. DEADLINE_EXCEEDED: the server's, or the call's own when
-  // `timeout` is over.
+  // Called once, from a thread of the link or within TakeReplies, for every call that has begun. OK: the server has
+  // answered and ended the call. CANCELLED: it was cancelled, by whichever side. DEADLINE_EXCEEDED: the server's, or
+  // the call's own when `timeout` is over.
   using EndFunction = std::function<void(const absl::Status&, const ShardReply&)>;
 
   virtual ~ShardCall() = default;
