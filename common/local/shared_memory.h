@@ -40,6 +40,8 @@ class SharedMemory {
   std::span<uint8_t> bytes() const { return bytes_; }
   // The file of memory that was made here; what was attached has none.
   const FileDescriptor& file() const { return file_; }
+  // It is sent to nobody any more. The mapping stays.
+  void CloseFile() { file_.Close(); }
   // From now on writes here, into memory that Create made, are seen by nobody else; to others it stays as it is. What
   // is read here does not change by that. May be called while another thread writes: each of its writes falls before or
   // after.

@@ -93,6 +93,7 @@ absl::StatusOr<bool> LocalLink::Greet(const Admit& admit) {
   welcome.set_allows_views(shard_.allows_views());
   const int files[] = {rings->file().get(), bell->get()};
   PS_RETURN_IF_ERROR(socket_.Send(welcome.SerializeAsString(), files, now));
+  rings->CloseFile();
   MutexLock lock(mutex_);
   if (closed_) return absl::CancelledError("the server closed the link");
   channel_ = std::make_unique<LocalChannel>(std::move(socket_), *std::move(rings), *std::move(bell), wakes_);

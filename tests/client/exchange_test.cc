@@ -229,7 +229,7 @@ TEST_CASE("Of several links nobody takes the replies: whoever waited for one wou
 }
 
 TEST_CASE(
-    "One thread takes an exchange's replies, and is woken when another ends the exchange; all who wait are told") {
+    "One thread takes an exchange's replies, and is woken when another ends the exchange, and all who wait are told") {
   TestExchange test;
   TestRequest request(CallKind::kPushPull);
   std::atomic<int> takers = 0;
