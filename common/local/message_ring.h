@@ -54,7 +54,8 @@ class Looking {
   void GaveWay(std::chrono::nanoseconds time);
 
  private:
-  static constexpr std::chrono::microseconds kLongYield{50};  // Those who look as well give way sooner.
+  // Those who look as well, or build a little, give way sooner.
+  static constexpr std::chrono::microseconds kLongYield{200};
   static constexpr int kFewestRests = 8;
   static constexpr int kMostRests = 256;
   static constexpr int kPauses = 20;        // Before it lets others run.

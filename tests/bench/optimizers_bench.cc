@@ -93,7 +93,7 @@ class ShardUpdates {
         layout_(std::make_shared<const ShardLayout>(layout, 0, 1)),
         gradient_(std::make_shared<std::vector<float>>(layout_->elements(), kSmallGradient)),
         pool_(threads),
-        parameters_(layout_, InitialState(), /*max_versions=*/2, /*max_kept=*/0, [] {}),
+        parameters_(layout_, InitialState(), /*limits=*/2, /*max_kept=*/0, [] {}),
         updater_(*mode_, *optimizer_, *differences_, hyperparameters_, /*clip=*/{}, /*max_inline_elements=*/0, pool_,
                  [this](const std::vector<size_t>& slices) { OnBuilt(slices); }) {
     updater_.SetParameters(&parameters_, layout_);

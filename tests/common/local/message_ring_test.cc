@@ -156,7 +156,7 @@ TEST_CASE("Whoever has lost its processor to one that computes does not look for
     return count;
   };
   // The machine may be busy now: then it rests by itself.
-  looking.GaveWay(std::chrono::microseconds(10));
+  looking.GaveWay(std::chrono::microseconds(100));
   looking.GaveWay(std::chrono::milliseconds(3));
   const int first = rests();
   CHECK(first >= 8);
