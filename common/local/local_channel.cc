@@ -50,27 +50,19 @@ bool LocalChannel::IsBell(const FileDescriptor& file) {
   return size >= 0 && std::string_view(target, static_cast<size_t>(size)) == kEvent && (flags & O_NONBLOCK) != 0;
 }
 
-LocalChannel::LocalChannel(LocalSocket socket, SharedMemory rings, FileDescriptor bell)
-    : socket_(std::move(socket)),
-      rings_(std::move(rings)),
-      bell_(std::move(bell)),
-      reader_(RingOf(rings_, true)),
-      incoming_(*reinterpret_cast<MessageRing*>(RingOf(rings_, true).data())),
-      look_at_(Now() + kLookAfter),
-      writer_(RingOf(rings_, false), bell_.get()) {}
-
 LocalChannel::LocalChannel(LocalSocket socket, SharedMemory rings, FileDescriptor bell,
                            std::shared_ptr<const FileDescriptor> wakes)
     : socket_(std::move(socket)),
       rings_(std::move(rings)),
       bell_(std::move(bell)),
       wakes_(std::move(wakes)),
-      reader_(RingOf(rings_, false)),
-      incoming_(*reinterpret_cast<MessageRing*>(RingOf(rings_, false).data())),
-      writer_(RingOf(rings_, true)) {}
+      reader_(RingOf(rings_, is_client())),
+      incoming_(*reinterpret_cast<MessageRing*>(RingOf(rings_, is_client()).data())),
+      look_at_(Now() + kLookAfter),
+      writer_(RingOf(rings_, !is_client()), is_client() ? bell_.get() : -1) {}
 
 void LocalChannel::WakeReceiver() {
-  if (wakes_ == nullptr) return Ring(incoming_.bell);
+  if (is_client()) return Ring(incoming_.bell);
   eventfd_write(wakes_->get(), 1);
 }
 

@@ -35,11 +35,10 @@ class LocalChannel {
   // Maps what the other side made. INVALID_ARGUMENT if it is no such memory.
   static absl::StatusOr<SharedMemory> AttachRings(FileDescriptor file, size_t ring_bytes);
 
-  // The client's side. `bell` is the one that the server has made.
-  LocalChannel(LocalSocket socket, SharedMemory rings, FileDescriptor bell);
-  // The server's. `wakes` wakes its receiver, and `bell` does so from the other side.
+  // `bell` is the one that the server has made: the client writes to it. `wakes`: what wakes the server's receiver from
+  // its own side; null: this is the client's.
   LocalChannel(LocalSocket socket, SharedMemory rings, FileDescriptor bell,
-               std::shared_ptr<const FileDescriptor> wakes);
+               std::shared_ptr<const FileDescriptor> wakes = nullptr);
   // A descriptor to write to, for either.
   static absl::StatusOr<FileDescriptor> MakeBell();
   // Whether this is such a descriptor: to write to it neither blocks nor reaches anybody else. (The other side could
@@ -80,6 +79,7 @@ class LocalChannel {
   static constexpr std::chrono::milliseconds kRoomAfter{1};  // The other side does not say when it has read.
 
  private:
+  bool is_client() const { return wakes_ == nullptr; }
   // What waits is written as far as there is room.
   absl::Status FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool PeerEnded() const;
@@ -87,7 +87,7 @@ class LocalChannel {
   LocalSocket socket_;
   SharedMemory rings_;
   const FileDescriptor bell_;
-  const std::shared_ptr<const FileDescriptor> wakes_;  // Null: the client's side.
+  const std::shared_ptr<const FileDescriptor> wakes_;
   MessageReader reader_;
   MessageRing& incoming_;
   std::atomic<bool> closed_ = false;

@@ -37,7 +37,6 @@ Shard::Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* 
              .measured = [this](v1::NormSums sums) { Tell(&ShardCore::OnPushMeasured, std::move(sums)); }},
             store != nullptr, metrics->enabled()),
       exact_versions_(core_.state().mode->policy().exact_versions()),
-      applies_in_place_(core_.state().applies_in_place()),
       pool_(options.apply_threads) {}
 
 Shard::~Shard() {

@@ -175,7 +175,7 @@ class Shard {
   ShardCore core_ ABSL_GUARDED_BY(mutex_);
   const bool exact_versions_;
   // Copies of the state's, which are read without the lock.
-  std::atomic<bool> applies_in_place_;
+  std::atomic<bool> applies_in_place_ = false;
   std::atomic<bool> allows_views_ = false;
   ThreadPool pool_;  // Last: its threads end before what they use.
 };

@@ -22,8 +22,8 @@
 namespace ps {
 
 // The adapter between a LocalChannel and sessions, as DataCall is over gRPC. Its messages are read by the thread of the
-// LocalService, which reads those of all links; what takes long, to copy slices or to look at them, the shard's pool
-// does, and meanwhile no other message of this link is read.
+// LocalService, which reads those of all links. Where many slices are copied or unpacked, a thread of the shard's pool
+// does that, and meanwhile no other message of this link is read.
 //
 // The member is not trusted: what it says is checked, its memory may change at any time, and its limits are those of a
 // member over gRPC. Whatever breaks the rules ends the link, and nothing else.

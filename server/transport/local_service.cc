@@ -31,7 +31,7 @@ constexpr uint64_t kListener = 0;
 constexpr uint64_t kBell = 1;
 
 // Has epoll tell of these events. False: the system does not take it.
-bool WatchIn(const FileDescriptor& poll, int file, uint32_t events, uint64_t number) {
+bool Watch(const FileDescriptor& poll, int file, uint32_t events, uint64_t number) {
   epoll_event event = {.events = events, .data = {.u64 = number}};
   if (epoll_ctl(poll.get(), EPOLL_CTL_ADD, file, &event) == 0) return true;
   return errno == EEXIST && epoll_ctl(poll.get(), EPOLL_CTL_MOD, file, &event) == 0;
@@ -56,9 +56,8 @@ absl::StatusOr<std::unique_ptr<LocalService>> LocalService::Start(Shard& shard, 
                       Annotate(LocalListener::Listen(at), path.empty() ? "--shared_memory" : "--local_socket"));
   FileDescriptor poll(epoll_create1(EPOLL_CLOEXEC));
   if (!poll.valid()) return ResourceExhausted("--shared_memory: epoll_create1: ", std::strerror(errno));
-  PS_ASSIGN_OR_RETURN(FileDescriptor wakes, LocalChannel::MakeBell());
-  if (!WatchIn(poll, listener.descriptor(), EPOLLIN, kListener) ||
-      !WatchIn(poll, wakes.get(), EPOLLIN | EPOLLET, kBell)) {
+  PS_ASSIGN_OR_RETURN(FileDescriptor wakes, Annotate(LocalChannel::MakeBell(), "--shared_memory"));
+  if (!Watch(poll, listener.descriptor(), EPOLLIN, kListener) || !Watch(poll, wakes.get(), EPOLLIN | EPOLLET, kBell)) {
     return ResourceExhausted("--shared_memory: epoll_ctl: ", std::strerror(errno));
   }
   return std::unique_ptr<LocalService>(new LocalService(shard, std::move(path_lock), std::move(listener),
@@ -134,6 +133,7 @@ bool LocalService::Look(bool sleeps) {
     if (number > kBell) OnSocket(number);
   }
   if (calls) Accept();  // After those who came before.
+  if (listens_at_.has_value() && *listens_at_ <= Now()) SetListening(true);
   EndLateStrangers();
   return told > 0;
 }
@@ -143,18 +143,14 @@ TimePoint LocalService::NextDeadline() {
   if (listens_at_.has_value()) next = std::min(next, *listens_at_);
   for (auto& [number, caller] : callers_) {
     if (!caller.admitted) next = std::min(next, caller.greets_until);
-    if (caller.admitted && caller.link->channel()->needs_room())
-      next = std::min(next, Now() + LocalChannel::kRoomAfter);
+    const bool flushes = caller.admitted && caller.link->channel()->needs_room();
+    if (flushes) next = std::min(next, Now() + LocalChannel::kRoomAfter);
   }
   return next;
 }
 
-bool LocalService::Watch(int file, uint32_t events, uint64_t number) const {
-  return WatchIn(poll_, file, events, number);
-}
-
 void LocalService::SetListening(bool listens) {
-  (void)Watch(listener_.descriptor(), listens ? uint32_t{EPOLLIN} : 0, kListener);
+  (void)Watch(poll_, listener_.descriptor(), listens ? uint32_t{EPOLLIN} : 0, kListener);
   listens_at_.reset();
   if (!listens) listens_at_ = Now() + kPause;
 }
@@ -185,7 +181,7 @@ void LocalService::Add(LocalSocket socket) {
     }
   }
   const uint64_t number = ++last_number_;
-  if (!Watch(socket.descriptor(), EPOLLIN | EPOLLRDHUP | EPOLLET, number)) {
+  if (!Watch(poll_, socket.descriptor(), EPOLLIN | EPOLLRDHUP | EPOLLET, number)) {
     return Warn(absl::StrCat("epoll_ctl: ", std::strerror(errno)));
   }
   callers_[number] = {.link = std::make_shared<LocalLink>(shard_, std::move(socket), wakes_),
@@ -205,14 +201,13 @@ void LocalService::OnSocket(uint64_t number) {
   }
   if (!*greeted) return;
   const LocalChannel& channel = *caller.link->channel();
-  const bool watched =
-      Watch(channel.socket(), EPOLLRDHUP | EPOLLET, number) && Watch(channel.bell(), EPOLLIN | EPOLLET, kBell);
+  const bool watched = Watch(poll_, channel.socket(), EPOLLRDHUP | EPOLLET, number) &&
+                       Watch(poll_, channel.bell(), EPOLLIN | EPOLLET, kBell);
   if (!watched) End(found, absl::ResourceExhaustedError(absl::StrCat("epoll_ctl: ", std::strerror(errno))));
 }
 
 void LocalService::EndLateStrangers() {
   const TimePoint now = Now();
-  if (listens_at_.has_value() && *listens_at_ <= now) SetListening(true);
   for (auto caller = callers_.begin(); strangers_ > 0 && caller != callers_.end();) {
     const bool late = !caller->second.admitted && caller->second.greets_until <= now;
     caller = late ? End(caller, absl::DeadlineExceededError("it has not said who it is")) : std::next(caller);

@@ -47,7 +47,6 @@ class LocalService {
     TimePoint greets_until;
   };
   using Callers = std::map<uint64_t, Caller>;  // By a number, which grows.
-  static constexpr uint64_t kFirstNumber = 2;  // The listener and the bells have smaller ones.
 
   LocalService(Shard& shard, std::unique_ptr<UnixLock> path_lock, LocalListener listener, FileDescriptor poll,
                std::shared_ptr<const FileDescriptor> wakes);
@@ -68,8 +67,6 @@ class LocalService {
   void EndLateStrangers();
   // It is over.
   Callers::iterator End(Callers::iterator caller, const absl::Status& why);
-  // Has epoll tell of these events. False: the system does not take it.
-  bool Watch(int file, uint32_t events, uint64_t number) const;
   void Warn(const std::string& why);
 
   // Lets a member have this link: a member has one, so its link before is ended.
@@ -85,7 +82,7 @@ class LocalService {
 
   // The thread uses these.
   Callers callers_;
-  uint64_t last_number_ = kFirstNumber;
+  uint64_t last_number_ = 1;             // 0 and 1 are the listener's and the bells'.
   size_t strangers_ = 0;                 // So many of them are not admitted.
   TimePoint warn_at_;                    // It does not warn before.
   std::optional<TimePoint> listens_at_;  // Until then it accepts nobody.

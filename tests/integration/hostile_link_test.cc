@@ -268,20 +268,26 @@ TEST_CASE("A member that does not read its answers loses its link, and the serve
   job.CheckOther();
 }
 
-TEST_CASE("A greeting for another shard is refused: two hosts may have the same --local_socket") {
-  HostileJob job;
+// Why whoever greets so has no link.
+std::string RefusalOf(const HostileJob& job, v1::LocalHello hello) {
   auto connected = LocalSocket::Connect(job.socket(), RawLink::InTime());
   REQUIRE(connected.ok());
-  v1::LocalHello hello;
   hello.set_protocol(1);
-  hello.set_shard(1);
   *hello.mutable_id() = job.id;
   REQUIRE(connected->Send(hello.SerializeAsString(), {}, RawLink::InTime()).ok());
   const auto answer = connected->Receive(RawLink::InTime());
   REQUIRE((answer.ok() && answer->has_value()));
   v1::LocalWelcome welcome;
   REQUIRE(welcome.ParseFromString((*answer)->text));
-  CHECK(welcome.refused() == "shard 0 is here, not shard 1");
+  return welcome.refused();
+}
+
+TEST_CASE("A greeting for another shard is refused: two hosts may have the same --local_socket") {
+  HostileJob job;
+  v1::LocalHello hello;
+  hello.set_takes_bell(true);
+  hello.set_shard(1);
+  CHECK(RefusalOf(job, hello) == "shard 0 is here, not shard 1");
   // The link that the member has stays.
   Tensors weights = AllOf(0);
   const TensorMemory gradients = *job.clients[1]->GradientBuffers();
@@ -290,18 +296,8 @@ TEST_CASE("A greeting for another shard is refused: two hosts may have the same 
 }
 
 TEST_CASE("A worker of an earlier release, which cannot wake the server, is told so, and has no link") {
-  HostileJob job;
-  auto connected = LocalSocket::Connect(job.socket(), RawLink::InTime());
-  REQUIRE(connected.ok());
-  v1::LocalHello hello;
-  hello.set_protocol(1);
-  *hello.mutable_id() = job.id;
-  REQUIRE(connected->Send(hello.SerializeAsString(), {}, RawLink::InTime()).ok());
-  const auto answer = connected->Receive(RawLink::InTime());
-  REQUIRE((answer.ok() && answer->has_value()));
-  v1::LocalWelcome welcome;
-  REQUIRE(welcome.ParseFromString((*answer)->text));
-  CHECK(welcome.refused() == "the worker is of an earlier release, which wakes servers in another way");
+  const HostileJob job;
+  CHECK(RefusalOf(job, {}) == "the worker is of an earlier release, which wakes servers in another way");
 }
 
 TEST_CASE("A member that makes its bell block, or fills it, or rings without end, holds nobody up") {

@@ -394,6 +394,25 @@ TEST_CASE("A worker whose server says nonsense through shared memory loses the l
   CHECK_FALSE((*link)->works());
 }
 
+TEST_CASE("A server of an earlier release, which has no bell, is named as that, and there is no link") {
+  const std::string address = absl::StrCat("@ps-test-old-", getpid());
+  auto listener = LocalListener::Listen(address);
+  REQUIRE(listener.ok());
+  const TimePoint deadline = Now() + std::chrono::minutes(1);
+  std::thread server([&] {
+    auto socket = listener->Accept(deadline);
+    CHECK((socket.ok() && socket->Receive(deadline).ok()));
+    const auto rings = LocalChannel::MakeRings(4096);
+    v1::LocalWelcome welcome;
+    welcome.set_ring_bytes(4096);
+    const int file = rings->file().get();
+    CHECK(socket->Send(welcome.SerializeAsString(), {&file, 1}, deadline).ok());
+  });
+  const auto link = ConnectLocally({.socket = address, .address = "here"}, deadline);
+  server.join();
+  CHECK(Message(link.status()) == "the server is of an earlier release, which workers wake in another way");
+}
+
 TEST_CASE("Gradients that a shard copies come whole through shared memory, and hold no other link up") {
   for (const std::string shared_memory : {"off", "require"}) {
     CAPTURE(shared_memory);
