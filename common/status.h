@@ -62,6 +62,13 @@ inline bool IsJobShutDown(const absl::Status& status) {
   return absl::IsAborted(status) && Message(status).ends_with(Message(JobShutDown()));
 }
 
+// What whoever asks for a job that is finished is answered with.
+inline absl::Status JobFinished() { return absl::FailedPreconditionError("the job is finished"); }
+// Whether it is that error.
+inline bool IsJobFinished(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) && Message(status) == Message(JobFinished());
+}
+
 }  // namespace ps
 
 // Returns the status from the calling function if it is an error.

@@ -55,7 +55,7 @@ ShardOptions MakeShardOptions(const ServerOptions& options) {
   return {.job = options.job,
           .shard = options.shard,
           .num_shards = options.num_shards,
-          .num_workers = options.num_workers,
+          .max_workers = options.most_workers(),
           .mode = ModeOptionsOf(options),
           .optimizer = options.optimizer,
           .hyperparameters = options.hyperparameters,
@@ -78,7 +78,7 @@ constexpr size_t kCallsOfWorker = 2;
 // Parked calls do not use up the limit of calls that are not identified yet.
 CallLimits MakeCallLimits(const ServerOptions& options) {
   CallLimits limits;
-  limits.strangers += options.max_parked + kCallsOfWorker * options.num_workers;
+  limits.strangers += options.max_parked + kCallsOfWorker * (options.most_workers() + options.max_standbys);
   return limits;
 }
 
@@ -86,15 +86,15 @@ CallLimits MakeCallLimits(const ServerOptions& options) {
 // to fit into memory; with delay compensation also what each worker pulled last.
 int64_t MaxShardElements(const ServerOptions& options) {
   const int64_t memory = MemoryBytes();
-  const bool gradients = MakeMode(options.mode, options.num_workers)->Takes(v1::CONTRIBUTION_GRADIENT);
-  int64_t state = MakeOuter(options.mode, options.num_workers)->state_tensors();
+  const bool gradients = MakeMode(options.mode, options.most_workers())->Takes(v1::CONTRIBUTION_GRADIENT);
+  int64_t state = MakeOuter(options.mode, options.most_workers())->state_tensors();
   if (gradients) {  // Which a worker may bring.
     state = options.optimizer == kFromWorker ? kMaxStateTensors : (*MakeOptimizer(options.optimizer))->state_tensors();
   }
-  const int64_t kept = options.mode.delay_compensation > 0 ? options.num_workers : 0;  // What each worker pulled.
+  const int64_t kept = options.mode.delay_compensation > 0 ? options.most_workers() : 0;  // What each worker pulled.
   // Two versions, and what has changed lately, take two bytes an element each.
   const int64_t sent = (options.weights_wire_dtype == "float32" ? 0 : 1) + (options.weights_delta ? 1 : 0);
-  const int64_t floats = 2 + 2 * state + options.num_workers + kept + sent;
+  const int64_t floats = 2 + 2 * state + options.most_workers() + kept + sent;
   return memory / (floats * static_cast<int64_t>(sizeof(float)));
 }
 
@@ -108,6 +108,9 @@ ChiefOptions MakeChiefOptions(const ServerOptions& options) {
   return {.job = options.job,
           .generation = RandomGeneration(),
           .num_workers = options.num_workers,
+          .min_workers = options.min_workers,
+          .max_workers = options.max_workers,
+          .max_standbys = options.max_standbys,
           .num_shards = options.num_shards,
           .mode = ModeOptionsOf(options),
           .optimizer = options.optimizer,
@@ -382,7 +385,7 @@ absl::Status Server::Wait() {
     RecordNotFinite(failure);
   }
   Linger(phase);
-  const absl::Status ended = phase == v1::PHASE_FINISHED    ? absl::FailedPreconditionError("the job is finished")
+  const absl::Status ended = phase == v1::PHASE_FINISHED    ? JobFinished()
                              : phase == v1::PHASE_SHUT_DOWN ? JobShutDown()
                                                             : absl::AbortedError("the job failed: " + failure);
   shard_->Shutdown(ended);
@@ -509,7 +512,7 @@ void Server::OnChiefUpdate(const v1::ChiefUpdate& update) {
 absl::Status Server::AwaitRegistration(TimePoint deadline, const std::stop_token& stop) {
   MutexLock lock(mutex_);
   while (!registered_) {
-    if (shut_down_) return absl::OkStatus();  // Wait ends at once.
+    if (shut_down_ || end_ == v1::PHASE_FINISHED) return absl::OkStatus();  // Wait ends at once.
     if (end_ == v1::PHASE_FAILED && !rolled_back_) return absl::AbortedError(failure_);
     if (rolled_back_ && Now() < deadline && !stop.stop_requested()) {
       changed_.WaitUntil(mutex_, Now() + kRetryRegistration);

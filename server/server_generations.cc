@@ -237,6 +237,10 @@ void Server::OnChiefGone(const absl::Status& status) {
   ChiefKnows();
   shard_->SetChiefLost(true);
   if (IsJobShutDown(status)) return End(v1::PHASE_SHUT_DOWN, "");
+  if (IsJobFinished(status) && takes_checkpoints()) {  // It died at the job's very end, and was started again.
+    spdlog::info("{}: nobody needs this server any more", ChiefProblem(status));
+    return End(v1::PHASE_FINISHED, "");
+  }
   if (options_.keep_running && (ended() || StaysAway())) {
     spdlog::warn("{}; this server is kept until it is stopped", ChiefProblem(status));
   }

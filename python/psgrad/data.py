@@ -242,6 +242,8 @@ class Batches:
         self._hands_out_runs = bool(self._job.get("hands_out_runs", False))
         share_of = functools.partial(Sampler, len(dataset), seed=seed, shuffle=shuffle)
         num_workers, rank = int(self._job.get("num_workers", 1)), int(self._job.get("rank", 0))
+        if self._hands_out_runs:
+            rank = 0  # Where workers come and go there are ranks beyond those that the job begins with.
         self._sampler = share_of(num_workers=num_workers, rank=rank, batch_size=batch_size)
         if self._hands_out_runs:
             self._sampler = share_of(num_workers=1, rank=0, batch_size=self._sampler.batch_size)

@@ -32,7 +32,7 @@ void AddDecisions(const std::vector<StepSet>& sets, uint64_t dropped_samples, v1
 }  // namespace
 
 ChiefCore::ChiefCore(const ChiefOptions& options, TimePoint now)
-    : job_(options, MakeMode(options.mode, options.num_workers)),
+    : job_(options, MakeMode(options.mode, options.most_workers())),
       shard_streams_(options.num_shards),
       refused_joins_(kSayRefusedEvery),
       cut_(options.num_shards, options.cut_timeout),
@@ -140,6 +140,7 @@ void ChiefCore::TellDecisions(const std::vector<StepSet>& decided) {
 }
 
 void ChiefCore::ChangeView(TimePoint now) {
+  MoveStandbys(now);
   const std::vector<StepSet> decided = job_.NextView(now);
   v1::ChiefUpdate update;
   *update.mutable_view() = MakeView(job_, now);
@@ -178,27 +179,77 @@ void ChiefCore::TellMembers(TimePoint now) {
 // ---- Workers
 
 uint64_t ChiefCore::Join(uint64_t call, const v1::JoinRequest& request, TimePoint now, TimePoint deadline) {
-  const bool room = joins_.size() < kMaxJoinsPerWorker * job_.options().num_workers;
+  if (job_.HasToWait(request)) {
+    const bool known = standbys_.Has(request);
+    absl::Status good = job_.CheckJoin(request, /*room=*/true);
+    if (good.ok() && !known && standbys_.size() >= job_.options().max_standbys) {
+      good = FailedPrecondition("the job has all of its workers (--max_workers=", job_.options().most_workers(),
+                                "), and ", standbys_.size(), " more stand by (--max_standbys)");
+    }
+    if (!good.ok()) {
+      RefuseJoin(call, request, good, now);
+      return 0;
+    }
+    const uint64_t replaced = standbys_.Add(call, request, deadline);
+    const auto again = absl::CancelledError("the worker asked again");
+    if (replaced != 0) Add(Answer<v1::JoinReply>{.call = replaced, .reply = again});
+    if (!known) {
+      spdlog::info("a worker on {} waits for a place: the job has {} (--max_workers), and {} stand by",
+                   Printable(request.host(), kMaxHostBytes), job_.members().members().size(), standbys_.size());
+    }
+    return call;
+  }
+  EndStandby(request.join_request_id(), absl::CancelledError("the worker asked again"));
+  const bool room = joins_.size() < kMaxJoinsPerWorker * job_.options().most_workers();
   const absl::StatusOr<JobState::Joined> joined = job_.Join(request, room, now);
   if (!joined.ok()) {
-    // A layout that the chief does not have is told now.
-    const bool refused = request.layout_hash().empty() || !absl::IsNotFound(joined.status());
-    const std::optional<uint64_t> left_out = refused ? refused_joins_.Admit(now) : std::nullopt;
-    if (left_out.has_value()) {
-      const std::string others = *left_out == 0 ? "" : absl::StrCat(" (", *left_out, " other joins before it)");
-      spdlog::warn("a worker on {} was refused: {}{}", Printable(request.host(), kMaxHostBytes),
-                   Message(joined.status()), others);
-    }
-    Add(Answer<v1::JoinReply>{.call = call, .reply = joined.status()});
+    RefuseJoin(call, request, joined.status(), now);
     return 0;
   }
-  joins_.Add({.number = call,
-              .rank = joined->member.rank,
-              .incarnation = joined->member.incarnation,
-              .waits_for = joined->view,
-              .deadline = deadline});
+  Admit(call, *joined, deadline);
   job_.NewcomersAreDue() ? ChangeView(now) : AnswerJoins(now);
   return call;
+}
+
+void ChiefCore::RefuseJoin(uint64_t call, const v1::JoinRequest& request, const absl::Status& why, TimePoint now) {
+  // A layout that the chief does not have is told now.
+  const bool refused = request.layout_hash().empty() || !absl::IsNotFound(why);
+  const std::optional<uint64_t> left_out = refused ? refused_joins_.Admit(now) : std::nullopt;
+  if (left_out.has_value()) {
+    const std::string others = *left_out == 0 ? "" : absl::StrCat(" (", *left_out, " other joins before it)");
+    spdlog::warn("a worker on {} was refused: {}{}", Printable(request.host(), kMaxHostBytes), Message(why), others);
+  }
+  Add(Answer<v1::JoinReply>{.call = call, .reply = why});
+}
+
+void ChiefCore::Admit(uint64_t call, const JobState::Joined& joined, TimePoint deadline) {
+  joins_.Add({.number = call,
+              .rank = joined.member.rank,
+              .incarnation = joined.member.incarnation,
+              .waits_for = joined.view,
+              .deadline = deadline});
+}
+
+void ChiefCore::EndStandby(uint64_t join_request_id, const absl::Status& why) {
+  const uint64_t call = standbys_.Remove(join_request_id);
+  if (call != 0) Add(Answer<v1::JoinReply>{.call = call, .reply = why});
+}
+
+void ChiefCore::MoveStandbys(TimePoint now) {
+  for (uint64_t call = standbys_.EndLate(now); call != 0; call = standbys_.EndLate(now)) {
+    Add(Answer<v1::JoinReply>{.call = call,
+                              .reply = absl::DeadlineExceededError(absl::StrCat(
+                                  "standing by: the job has all of its workers (--max_workers=",
+                                  job_.options().most_workers(), "), and this one takes the next free place"))});
+  }
+  while (standbys_.size() > 0) {
+    if (!job_.over() && !job_.finishing() && !job_.HasFreeRank()) return;
+    const std::optional<Standbys::Standby> standby = standbys_.TakeFirst();
+    if (!standby.has_value()) return;
+    const absl::StatusOr<JobState::Joined> joined = job_.Join(standby->request, /*room=*/true, now);
+    joined.ok() ? Admit(standby->call, *joined, standby->deadline)
+                : RefuseJoin(standby->call, standby->request, joined.status(), now);
+  }
 }
 
 void ChiefCore::OnLayout(const std::string& hash, std::shared_ptr<const Layout> layout) {
@@ -207,6 +258,9 @@ void ChiefCore::OnLayout(const std::string& hash, std::shared_ptr<const Layout> 
 }
 
 void ChiefCore::OnJoinGone(uint64_t call, TimePoint now) {
+  if (standbys_.Gone(call)) {
+    return Add(Answer<v1::JoinReply>{.call = call, .reply = absl::CancelledError("the caller disconnected")});
+  }
   const std::optional<WaitingCall> gone = joins_.Take(call);
   if (!gone.has_value()) return;
   Add(Answer<v1::JoinReply>{.call = call, .reply = absl::CancelledError("the caller disconnected")});
@@ -267,6 +321,7 @@ void ChiefCore::TakeRun(uint64_t call, const v1::TakeRunRequest& request, TimePo
 }
 
 absl::Status ChiefCore::Leave(const v1::LeaveRequest& request, TimePoint now) {
+  EndStandby(request.join_request_id(), absl::CancelledError("the worker cancelled its join"));
   const absl::StatusOr<bool> view_is_due = job_.Leave(request, now);
   if (view_is_due.ok()) *view_is_due ? ChangeView(now) : TellMembers(now);
   return view_is_due.status();
@@ -308,12 +363,27 @@ void ChiefCore::Tick(TimePoint now) {
   MoveCut(cut_.CheckTimes(now), now);
   MoveSet(now);
   MoveCheckpoint(now);
+  CheckTooFew(now);
+  MoveStandbys(now);
   const auto is_joining = [this](const Member& member) { return joins_.Has(member.rank, member.incarnation); };
   TellDecisions(job_.Tick(now));
   if (job_.CheckTimes(now, is_joining)) return ChangeView(now);
   AnswerJoins(now);
   AnswerDones(now);
   AnswerTakes(now);
+}
+
+void ChiefCore::CheckTooFew(TimePoint now) {
+  const std::optional<std::string> why = job_.TooFewForTooLong(now);
+  if (!why.has_value()) return giving_up_.reset();
+  if (takes_checkpoints() && !giving_up_.has_value()) {
+    if (!cut_.idle()) return;
+    if (!rounds_.idle()) AbandonRound();
+    BeginCheckpoint(/*at_once=*/job_.mode().coordinated(), now);
+    giving_up_ = rounds_.number();
+  }
+  const bool writes = giving_up_.has_value() && rounds_.number() == giving_up_;
+  if (!writes) Fail(*why, now);
 }
 
 void ChiefCore::Fail(const std::string& reason, TimePoint now) {
@@ -324,6 +394,7 @@ v1::StatusReply ChiefCore::Status(TimePoint now, bool with_layout) const {
   v1::StatusReply status = MakeStatus(job_, now);
   if (with_layout && job_.plan().has_value()) *status.mutable_layout() = ToProto(job_.plan()->layout());
   if (takes_checkpoints()) *status.mutable_checkpoints() = CheckpointsStatus(now);
+  status.set_standbys(static_cast<uint32_t>(standbys_.size()));
   return status;
 }
 
@@ -373,6 +444,8 @@ void ChiefCore::AnswerDones(TimePoint now) {
 }
 
 void ChiefCore::AnswerTakes(TimePoint now) {
+  // Who has waited meanwhile asks again: others may wait for a contribution of it now.
+  const bool goes_on = std::exchange(was_paused_, job_.paused()) && !was_paused_;
   Add(takes_.AnswerWhere([&](const WaitingCall& take) -> std::optional<absl::StatusOr<v1::TakeRunReply>> {
     if (const absl::Status serving = job_.Serving(); !serving.ok()) return serving;
     const Member* const member = job_.Find(take.rank, take.incarnation);
@@ -381,8 +454,8 @@ void ChiefCore::AnswerTakes(TimePoint now) {
     if (!reply.ok() || reply->outcome() != v1::TakeRunReply::WAIT) return reply;
     // Others may be waiting for the runs that it has not finished itself.
     const bool has_open = job_.runs().HasOpen({.rank = take.rank, .incarnation = take.incarnation});
-    if (!has_open && take.deadline > now) return std::nullopt;
-    reply->set_waiting_for(WaitingForRuns(job_, now));
+    if (!has_open && !goes_on && take.deadline > now) return std::nullopt;
+    reply->set_waiting_for(reply->paused() ? job_.WaitingFor(now) : WaitingForRuns(job_, now));
     return reply;
   }));
   Add(job_.runs().TakeRecords());

@@ -4,6 +4,7 @@
 //
 // clang-format off
 //   JobState       what is, and what follows from an event (Membership, ShardTable, JobTerms, StepCoordinator)
+//   Standbys       joins that wait for a rank
 //   WaitingCalls   joins, requests for a run, ends and requests for a checkpoint that are not answered yet
 //   CutCoordinator a change of hyperparameters, or a checkpoint's cut, that is under way
 //   ShardStreams   what shards were told, and have not received yet
@@ -33,6 +34,7 @@
 #include "server/chief/cut_coordinator.h"
 #include "server/chief/job_state.h"
 #include "server/chief/shard_streams.h"
+#include "server/chief/standbys.h"
 #include "server/chief/waiting_calls.h"
 
 namespace ps {
@@ -59,7 +61,8 @@ class ChiefCore {
   // failed), ALREADY_EXISTS, INVALID_ARGUMENT, UNIMPLEMENTED (protocol version).
 
   // Answered when the view with the new member is in force on every shard, or at the deadline with what is missing.
-  // Returns the call's number; 0 if the join was refused.
+  // Where workers come and go and no rank is free, it waits for one first, as one of --max_standbys. Returns the call's
+  // number; 0 if the join was refused.
   uint64_t Join(uint64_t call, const v1::JoinRequest& request, TimePoint now, TimePoint deadline);
   // A worker is about to tell the layout with this hash; results and errors are those of ToldLayouts::Offer. OnLayout
   // follows unless it returns true: with the layout, or with null if the worker has not told it.
@@ -141,6 +144,16 @@ class ChiefCore {
   // After an event that calls for a new view: tells the shards, and answers and tells whom it concerns.
   void ChangeView(TimePoint now);
   void AnswerJoins(TimePoint now);
+  // The answer to a join that is refused; it is logged.
+  void RefuseJoin(uint64_t call, const v1::JoinRequest& request, const absl::Status& why, TimePoint now);
+  // The job takes it: it is answered later.
+  void Admit(uint64_t call, const JobState::Joined& joined, TimePoint deadline);
+  // Another call of this worker, or its answer to a rank, is there: it stands by no longer.
+  void EndStandby(uint64_t join_request_id, const absl::Status& why);
+  // Those who wait for a rank get one, if there is one, or hear that the job is over.
+  void MoveStandbys(TimePoint now);
+  // Ends a job that has had too few workers for too long, after a last checkpoint.
+  void CheckTooFew(TimePoint now);
   void AnswerDones(TimePoint now);
   // Also records what was dealt and returned.
   void AnswerTakes(TimePoint now);
@@ -159,6 +172,8 @@ class ChiefCore {
   // Begins what is due.
   void MoveCheckpoint(TimePoint now);
   void BeginCheckpoint(bool at_once, TimePoint now);
+  // The version that the one under way is to be of may never come: another one takes its place.
+  void AbandonRound();
   void OnCheckpointWritten(uint32_t shard, const v1::CheckpointWritten& written, TimePoint now);
   // The checkpoint that is under way has come to this.
   void EndCheckpoint(const absl::Status& status, TimePoint now);
@@ -190,9 +205,12 @@ class ChiefCore {
   ShardStreams shard_streams_;
   std::map<uint64_t, News> told_;  // What members were told, by the numbers of their streams.
   WaitingCalls<v1::JoinReply> joins_;
+  Standbys standbys_;
   WaitingCalls<v1::DoneReply> dones_;
   WaitingCalls<v1::TakeRunReply> takes_;
   SparingLines refused_joins_;
+  bool was_paused_ = false;            // When requests for runs were last answered.
+  std::optional<uint64_t> giving_up_;  // The checkpoint after which a job with too few workers ends.
   v1::Phase told_end_ = v1::PHASE_UNSPECIFIED;
   CutCoordinator cut_;
   uint64_t changed_from_ = 0;     // The version from which the last change holds, where the chief says it.
@@ -203,6 +221,7 @@ class ChiefCore {
   Manifest manifest_;
   v1::SavedJob saved_job_;  // The job as it was at the cut.
   TimePoint checkpoint_began_;
+  bool checkpoint_at_once_ = false;             // It is of what was decided when it began.
   std::optional<uint64_t> checkpoint_version_;  // It is to be of this, if that was named.
   WaitingCalls<v1::CheckpointReply> asked_;
   std::deque<uint64_t> kept_;       // Numbers of those that are complete.

@@ -57,11 +57,9 @@ void ChiefCore::MoveCheckpoint(TimePoint now) {
     saved_the_end_ = false;
   const bool last = job_.finishing() && !saved_the_end_;
   if (last && !finishing_since_.has_value()) finishing_since_ = now;
-  // The version that it is to be of may never come.
-  if (last && cut_.idle() && !rounds_.idle() && !manifest_.finished) {
-    asked_.AllWaitFor(0);
-    rounds_.Abandon();
-  }
+  if (last && cut_.idle() && !rounds_.idle() && !manifest_.finished) AbandonRound();
+  const bool stands_still = job_.paused() && job_.mode().coordinated();
+  if (stands_still && cut_.idle() && !rounds_.idle() && !checkpoint_at_once_) AbandonRound();
   if (!rounds_.idle()) {
     const bool late = now - checkpoint_began_ > job_.options().progress_timeout;
     if (late) EndCheckpoint(absl::DeadlineExceededError("not written within --progress_timeout"), now);
@@ -72,7 +70,7 @@ void ChiefCore::MoveCheckpoint(TimePoint now) {
   const bool due = runs && (asked_.size() > 0 || rounds_.Due(job_.shards()[0].applied_version, now));
   const bool at_once = last ? !tried_the_end_ || rounds_.MayRetry(now) : job_.AwaitsFirstCheckpoint(now);
   if (at_once) return BeginCheckpoint(/*at_once=*/true, now);
-  if (due) BeginCheckpoint(/*at_once=*/false, now);
+  if (due) BeginCheckpoint(/*at_once=*/stands_still, now);
 }
 
 void ChiefCore::BeginCheckpoint(bool at_once, TimePoint now) {
@@ -80,6 +78,7 @@ void ChiefCore::BeginCheckpoint(bool at_once, TimePoint now) {
   job_.runs().BeginCut();
   asked_.AllWaitFor(number);
   checkpoint_began_ = now;
+  checkpoint_at_once_ = at_once;
   manifest_ = {.job = job_.options().job,
                .generation = job_.options().generation,
                .number = number,
@@ -102,6 +101,11 @@ void ChiefCore::BeginCheckpoint(bool at_once, TimePoint now) {
   const bool freeze = !at_once && !job_.mode().coordinated();
   TellCut(cut_.Begin(std::move(commit), freeze, now,
                      now + std::max<std::chrono::nanoseconds>(kCutTime, job_.options().cut_timeout)));
+}
+
+void ChiefCore::AbandonRound() {
+  asked_.AllWaitFor(0);
+  rounds_.Abandon();
 }
 
 void ChiefCore::OnCheckpointWritten(uint32_t shard, const v1::CheckpointWritten& written, TimePoint now) {
@@ -230,6 +234,7 @@ void ChiefCore::EndGeneration(const std::string& reason, TimePoint now) {
   AnswerJoins(now);
   AnswerDones(now);
   AnswerTakes(now);
+  MoveStandbys(now);
 }
 
 }  // namespace ps

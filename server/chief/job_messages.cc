@@ -166,6 +166,8 @@ v1::StatusReply MakeStatus(const JobState& job, TimePoint now) {
   reply.set_failure(job.failure());
   reply.set_view(job.view());
   reply.set_num_workers(job.options().num_workers);
+  reply.set_min_workers(job.options().elastic() ? job.options().least_workers() : 0);
+  reply.set_max_workers(job.options().most_workers());
   reply.set_num_shards(job.options().num_shards);
   reply.set_synchronous(job.mode().synchronous());
   reply.mutable_settings()->insert(job.options().settings.begin(), job.options().settings.end());

@@ -24,7 +24,7 @@ constexpr std::chrono::seconds kOpenWatchMin(5);
 
 JobState::JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode)
     : options_(options),
-      members_(options.num_workers, options.lease),
+      members_(options.most_workers(), options.lease, options.elastic() ? "--max_workers" : "--num_workers"),
       replacements_(options.replacement_timeout),
       shards_(options.job, options.num_shards, options.settings),
       terms_(MakeTerms(options)),
@@ -47,7 +47,7 @@ JobTerms JobState::MakeTerms(const ChiefOptions& options) {
 absl::Status JobState::Serving() const {
   if (superseded()) return absl::UnavailableError(superseded_);
   if (phase_ == v1::PHASE_FAILED) return absl::AbortedError("the job failed: " + failure_);
-  if (phase_ == v1::PHASE_FINISHED) return absl::FailedPreconditionError("the job is finished");
+  if (phase_ == v1::PHASE_FINISHED) return JobFinished();
   if (phase_ == v1::PHASE_SHUT_DOWN) return JobShutDown();
   return absl::OkStatus();
 }
@@ -62,7 +62,7 @@ bool JobState::MayAnswerJoin(uint64_t view) const {
 
 bool JobState::IsLead(const Member& member) const {
   if (lead_left_) return false;
-  if (phase_ == v1::PHASE_GATHERING) return member.rank == 0;
+  if (phase_ == v1::PHASE_GATHERING) return member.rank == initialiser_.value_or(0);
   return members_.Lead() != nullptr && members_.Lead()->rank == member.rank;
 }
 
@@ -132,7 +132,7 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
 
 // ---- Members
 
-absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, bool room, TimePoint now) {
+absl::Status JobState::CheckJoin(const v1::JoinRequest& request, bool room) const {
   PS_RETURN_IF_ERROR(CheckJoinTexts(request));
   PS_RETURN_IF_ERROR(Serving());
   PS_RETURN_IF_ERROR(CheckDescent(request.known_checkpoints(), "this worker"));
@@ -147,6 +147,18 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
   if (std::count(cancelled_joins_.begin(), cancelled_joins_.end(), request.join_request_id()) > 0) {
     return absl::CancelledError("the worker cancelled its join");
   }
+  return absl::OkStatus();
+}
+
+bool JobState::HasToWait(const v1::JoinRequest& request) const {
+  const bool is_new = (!request.has_rank() || request.yields()) && members_.FindName(request.name()) == nullptr &&
+                      members_.FindJoin(request.join_request_id()) == nullptr;
+  return options_.elastic() && !over() && !finishing_ && is_new &&
+         !(options_.max_standbys > 0 ? HasFreeRank() : members_.RankForNewcomer().has_value());
+}
+
+absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, bool room, TimePoint now) {
+  PS_RETURN_IF_ERROR(CheckJoin(request, room));
   if (Member* const member = members_.FindJoin(request.join_request_id()); member != nullptr) {
     // The first answer was lost, or is still to come.
     member->last_heard = now;
@@ -183,7 +195,7 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
     flags == terms_.worker_flags() ? (void)own_flags_.erase(member.rank) : (void)(own_flags_[member.rank] = flags);
   }
   spdlog::info("{} joined ({} of {}), incarnation {}{}", member.ToString(), members_.members().size(),
-               options_.num_workers, member.incarnation,
+               options_.most_workers(), member.incarnation,
                member.replaced.empty() ? "" : absl::StrCat(", and replaces ", member.replaced));
   return Joined{.member = member, .view = member.first_view};
 }
@@ -291,7 +303,8 @@ absl::StatusOr<Member*> JobState::Drain(const std::string& worker) {
     return &entry.second == found || entry.second.draining || entry.second.suspect_since.has_value();
   };
   const bool last = std::all_of(members_.members().begin(), members_.members().end(), leaves);
-  if (phase_ == v1::PHASE_RUNNING && !found->done && mode().OnLoss() == LossAction::kContinue && last) {
+  if (phase_ == v1::PHASE_RUNNING && !found->done && mode().OnLoss() == LossAction::kContinue && last &&
+      !options_.elastic()) {
     return FailedPrecondition(found->ToString(),
                               ": no worker would be left, and the job would fail; it is not asked to leave ",
                               "(ps_ctl shutdown ends a job)");
@@ -332,7 +345,14 @@ absl::Status JobState::OnTakeRun(const Member& member, const v1::TakeRunRequest&
 }
 
 absl::StatusOr<v1::TakeRunReply> JobState::TakeRun(const Member& member, uint64_t number, TimePoint now) {
-  absl::StatusOr<v1::TakeRunReply> reply = runs_.Take({.rank = member.rank, .incarnation = member.incarnation}, number);
+  const RunTaker taker = {.rank = member.rank, .incarnation = member.incarnation};
+  if (HasTooFew() && !runs_.IsRepeat(taker, number) && !runs_.AllUsed()) {
+    v1::TakeRunReply waits;
+    waits.set_outcome(v1::TakeRunReply::WAIT);
+    waits.set_paused(paused());
+    return waits;
+  }
+  absl::StatusOr<v1::TakeRunReply> reply = runs_.Take(taker, number);
   if (reply.ok() && reply->outcome() == v1::TakeRunReply::RUN) last_progress_ = now;
   return reply;
 }
@@ -395,7 +415,7 @@ void JobState::LoseMember(const Member& member, const std::string& why, TimePoin
     replacements_.Await(member, now);
     spdlog::warn("rank {} is kept for another worker for {} (--replacement_timeout)", member.rank,
                  FormatSeconds(options_.replacement_timeout));
-  } else if (action == LossAction::kContinue && members_.members().empty()) {
+  } else if (action == LossAction::kContinue && members_.members().empty() && (!options_.elastic() || finishing_)) {
     if (lead_left_) return SetPhase(v1::PHASE_FINISHED, "");
     SetPhase(v1::PHASE_FAILED, absl::StrCat("no worker is left; the last, ", member.ToString(), ", ", why));
   }
@@ -421,7 +441,7 @@ void JobState::SetPhase(v1::Phase phase, const std::string& failure) {
   failure_ = failure;
   if (phase == v1::PHASE_RUNNING) {
     terms_.told_layouts().Clear();
-    spdlog::info("the job is running: {} workers, {} shards", options_.num_workers, options_.num_shards);
+    spdlog::info("the job is running: {} workers, {} shards", members_.members().size(), options_.num_shards);
   }
   if (phase == v1::PHASE_FINISHED) spdlog::info("the job is finished");
   if (phase == v1::PHASE_FAILED) spdlog::error("the job failed: {}", failure);
@@ -437,6 +457,10 @@ std::vector<StepSet> JobState::NextView(TimePoint now) {
   const bool initialised = shards_.AllInitialised();
   if (phase_ == v1::PHASE_GATHERING && !awaits_first_checkpoint_ && Complete(now)) {
     last_progress_ = now;
+    // Who had a rank of the restored job and comes later begins where others are by then.
+    if (options_.elastic()) {
+      std::erase_if(restored_steps_, [this](const auto& step) { return members_.At(step.first) == nullptr; });
+    }
     members_.SetFirstStep(mode().StartStep(shards_.highest_step(), shards_[0].next_version()));
     SetPhase(v1::PHASE_RUNNING, "");
   }
@@ -444,11 +468,15 @@ std::vector<StepSet> JobState::NextView(TimePoint now) {
     replacements_.Forget();
     finishing_ = true;
   }
+  CountWorkers(now);
   if (!initialised && restored() == nullptr &&
       (!initialiser_.has_value() || !members_.members().contains(*initialiser_))) {
     initialiser_.reset();
     // Not whoever comes first: workers may bring weights of their own, and which of them count must not be by chance.
+    const bool all_here = members_.members().size() >= options_.num_workers;
     if (members_.members().contains(0)) initialiser_ = 0;
+    // Where there are more ranks than it takes to begin, the first may have nobody.
+    if (!initialiser_.has_value() && all_here) initialiser_ = members_.Lead()->rank;
     initialiser_view_ = view_ + 1;
   }
   ++view_;
@@ -460,6 +488,35 @@ std::vector<StepSet> JobState::NextView(TimePoint now) {
   runs_.OnView(view_, takers);
   norms_.OnView(members_);
   return steps_.OnView(members_, now);
+}
+
+// ---- Workers that come and go.
+
+void JobState::CountWorkers(TimePoint now) {
+  if (!HasTooFew()) {
+    const bool goes_on = too_few_since_.has_value() && phase_ == v1::PHASE_RUNNING && !finishing_ && !runs_.AllUsed();
+    if (goes_on) spdlog::info("training goes on");
+    return too_few_since_.reset();
+  }
+  if (!too_few_since_.has_value()) too_few_since_ = now;
+  spdlog::warn("training waits for {}, for {} (--replacement_timeout)", MissingWorkers(),
+               FormatSeconds(options_.replacement_timeout - (now - *too_few_since_)));
+}
+
+std::string JobState::MissingWorkers() const {
+  const size_t here = members_.members().size();
+  const size_t missing = needed_workers() - here;
+  return absl::StrCat(missing, " more ", missing == 1 ? "worker" : "workers", " (", here, " of at least ",
+                      needed_workers(), runs_.AllUsed() ? " " : " (--min_workers) ", here == 1 ? "is" : "are",
+                      " there)");
+}
+
+std::optional<std::string> JobState::TooFewForTooLong(TimePoint now) const {
+  if (!HasTooFew() || !too_few_since_.has_value() || now - *too_few_since_ <= options_.replacement_timeout) {
+    return std::nullopt;
+  }
+  return absl::StrCat("training has waited for ", MissingWorkers(), " for ", FormatSeconds(now - *too_few_since_),
+                      " (--replacement_timeout=", FormatSeconds(options_.replacement_timeout), ")");
 }
 
 // ---- Data that are the workers' own (--data=own).
@@ -552,7 +609,7 @@ bool JobState::CheckTimes(TimePoint now, const std::function<bool(const Member&)
   // When all are done there are no more steps: the lead evaluates, for as long as it renews its lease. A server that is
   // gone, and a worker that is to be replaced, have times of their own.
   const bool may_progress =
-      phase_ == v1::PHASE_RUNNING && !finishing_ && shards_.Missing().empty() && replacements_.empty();
+      phase_ == v1::PHASE_RUNNING && !finishing_ && shards_.Missing().empty() && replacements_.empty() && !HasTooFew();
   if (may_progress && now - last_progress_ > options_.progress_timeout) {
     const std::string waiting_for = WaitingFor(now);
     SetPhase(v1::PHASE_FAILED, absl::StrCat("no progress for ", FormatSeconds(now - last_progress_),
@@ -571,7 +628,7 @@ void JobState::CheckAbsent(TimePoint now) {
                     absl::StrCat(*lost, comes_back ? ", and did not come back (--server_timeout=" : " (--lease=",
                                  FormatSeconds(time), ")"));
   }
-  if (!replacements_.empty()) last_progress_ = now;  // What is waited for is known.
+  if (!replacements_.empty() || HasTooFew()) last_progress_ = now;  // What is waited for is known.
   if (const std::optional<std::string> overdue = replacements_.Overdue(now); overdue.has_value()) {
     SetPhase(v1::PHASE_FAILED, *overdue);
   }
@@ -585,6 +642,7 @@ void JobState::OnGap(std::chrono::nanoseconds gap, TimePoint now) {
   last_progress_ = later(last_progress_);
   if (began_.has_value()) began_ = later(*began_);
   if (rejoining_since_.has_value()) rejoining_since_ = later(*rejoining_since_);
+  if (too_few_since_.has_value()) too_few_since_ = later(*too_few_since_);
   // Their connections may have been given up meanwhile; opening them again takes longer than the grace.
   keep_suspects_until_ = now + options_.lease;
   spdlog::warn("this server was suspended for {}; all leases are extended by as much", FormatSeconds(gap));
@@ -605,6 +663,7 @@ std::string JobState::WaitingFor(TimePoint now) const {
     return absl::StrCat("waiting for the initial weights from ", members_.Describe({initialiser_.value_or(0)}, now));
   }
   if (phase_ != v1::PHASE_RUNNING) return "";
+  if (HasTooFew()) return absl::StrCat("training waits for ", MissingWorkers());
   const std::string replacements = replacements_.Describe(now);
   if (!replacements.empty() && mode().policy().exact_versions()) {  // A step needs everybody.
     return absl::StrCat("step ", shards_.lowest_applied_version(), ": waiting for ", replacements);

@@ -38,7 +38,11 @@ namespace ps {
 struct ChiefOptions {
   std::string job = "default";
   uint64_t generation = 1;  // Larger than any earlier start's of this job.
+  // These are ServerOptions's.
   uint32_t num_workers = 1;
+  std::optional<uint32_t> min_workers;
+  std::optional<uint32_t> max_workers;
+  uint32_t max_standbys = 8;
   uint32_t num_shards = 1;
   ModeOptions mode;
   std::string optimizer = "sgd";    // kFromWorker: this, hyperparameters and clip come with the first join.
@@ -76,6 +80,10 @@ struct ChiefOptions {
     bool removes_others() const { return any_descent && (restored == nullptr || !restored->is_own); }
   };
   std::optional<Checkpoints> checkpoints = {};
+
+  uint32_t least_workers() const { return min_workers.value_or(num_workers); }
+  uint32_t most_workers() const { return max_workers.value_or(num_workers); }
+  bool elastic() const { return least_workers() < most_workers(); }
 };
 
 class JobState {
@@ -185,8 +193,18 @@ class JobState {
     Member member;
     uint64_t view = 0;  // It must be in force before the join is answered.
   };
+  // The errors of Join but for those of ranks.
+  absl::Status CheckJoin(const v1::JoinRequest& request, bool room) const;
   // RESOURCE_EXHAUSTED if there is no `room` for one more join that waits, unless the join could not succeed anyhow.
   absl::StatusOr<Joined> Join(const v1::JoinRequest& request, bool room, TimePoint now);
+  // Workers come and go, and this one has to wait until a rank is free.
+  bool HasToWait(const v1::JoinRequest& request) const;
+  bool HasFreeRank() const { return !members_.FreeRanks().empty(); }
+  // Training stands still, since there are fewer workers than it needs: no run is dealt, and none is open.
+  bool paused() const { return HasTooFew() && runs_.RanksWithOpen().empty(); }
+  // Why the job, which has had fewer than its least number of workers for as long as others had to come, is to end;
+  // nothing: it need not.
+  std::optional<std::string> TooFewForTooLong(TimePoint now) const;
   // Whether members have joined whom the next view is to have, and it is time for that view. While shards have not
   // acknowledged the last one, those who join are gathered for one view, at most until CheckTimes.
   bool NewcomersAreDue() const {
@@ -284,6 +302,16 @@ class JobState {
   // After a rollback the workers come back. Fails the job if a rank that it waits for is still free when the first
   // worker has been back for as long as the others have time.
   void CheckRejoining(TimePoint now);
+  // As many as the job needs: when all runs are used, one, who evaluates.
+  size_t needed_workers() const { return runs_.AllUsed() ? 1 : options_.least_workers(); }
+  // Workers come and go, and there are fewer than that.
+  bool HasTooFew() const {
+    return options_.elastic() && phase_ == v1::PHASE_RUNNING && !finishing_ &&
+           members_.members().size() < needed_workers();
+  }
+  void CountWorkers(TimePoint now);
+  // "2 more workers (1 of at least 3 are there)", while there are too few of them.
+  std::string MissingWorkers() const;
   // Whether everybody is here whom the job needs to run.
   bool Complete(TimePoint now) const;
   // Whether all who took part in the restored job are here, or have had their time.
@@ -322,7 +350,8 @@ class JobState {
   std::deque<uint64_t> cancelled_joins_;       // join_request_ids; such a join may arrive late.
   TimePoint keep_suspects_until_;
   TimePoint last_progress_;
-  std::string superseded_;  // Why, if it is.
+  std::optional<TimePoint> too_few_since_;  // Since when the running job has had fewer workers than it needs.
+  std::string superseded_;                  // Why, if it is.
   bool awaits_first_checkpoint_ = false;
   // These two are the restored job's: the step at which each rank goes on, as long as its first owner is there; and who
   // took part.

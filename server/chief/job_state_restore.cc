@@ -40,7 +40,7 @@ absl::Status JobState::CheckRestored(const ChiefOptions& options) {
   const v1::JoinRequest request = TermsOf(restored, options.job);
   PS_RETURN_IF_ERROR(Annotate(CheckJoinTexts(request), restored.path));
   PS_RETURN_IF_ERROR(Annotate(MakeTerms(options).CheckSame(request), restored.path));
-  const std::unique_ptr<Mode> mode = MakeMode(options.mode, options.num_workers);
+  const std::unique_ptr<Mode> mode = MakeMode(options.mode, options.most_workers());
   PS_RETURN_IF_ERROR(Annotate(RunDealer(options.hands_out_runs, mode->policy()).Load(restored.runs), restored.path));
   const Manifest& manifest = restored.manifest;
   if (restored.job.has_own_data() && manifest.num_workers != options.num_workers) {
@@ -87,7 +87,7 @@ void JobState::Restore(const RestoredJob& restored) {
   std::map<uint32_t, uint64_t> incarnations;
   for (const v1::RankStep& member : restored.job.members()) {
     incarnations[member.rank()] = member.incarnation();
-    if (member.rank() < options_.num_workers) restored_members_.insert(member.rank());
+    if (member.rank() < options_.most_workers()) restored_members_.insert(member.rank());
   }
   for (const v1::RankStep& step : restored.job.steps()) {
     restored_steps_[step.rank()] = step.next_step();
@@ -98,7 +98,7 @@ void JobState::Restore(const RestoredJob& restored) {
   Check(runs_.Load(restored.runs).ok(), "CheckRestored has loaded it");
   Check(own_data_.Load(restored.job).ok(), "CheckRestored has loaded this, too");
   for (const v1::SavedJob::OwnFlags& own : restored.job.own_flags()) {
-    if (own.rank() < options_.num_workers) own_flags_[own.rank()] = {own.flags().begin(), own.flags().end()};
+    if (own.rank() < options_.most_workers()) own_flags_[own.rank()] = {own.flags().begin(), own.flags().end()};
   }
   set_values_ = FromProto(restored.job.set());
   const absl::StatusOr<Schedule> schedule = FromProto(restored.job.schedule());
@@ -150,11 +150,12 @@ bool JobState::AwaitsFirstCheckpoint(TimePoint now) const {
 
 bool JobState::Complete(TimePoint now) const {
   if (!shards_.Missing().empty() || !shards_.AllInitialised()) return false;
-  return members_.full() || HasRestoredMembers(now);
+  return members_.members().size() >= options_.num_workers || HasRestoredMembers(now);
 }
 
 bool JobState::HasRestoredMembers(TimePoint now) const {
-  if (restored() == nullptr || members_.members().empty()) return false;
+  const size_t least = options_.elastic() ? options_.least_workers() : 1;
+  if (restored() == nullptr || members_.members().size() < least) return false;
   // Where every worker is needed, all have to be there, also those that were lost before.
   if (!restored()->manifest.finished && mode().OnLoss() != LossAction::kContinue) return false;
   const bool all = std::all_of(restored_members_.begin(), restored_members_.end(),

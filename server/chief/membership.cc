@@ -20,7 +20,7 @@ std::optional<uint32_t> Membership::RankForNewcomer() const {
 }
 
 std::vector<uint32_t> Membership::FreeRanks() const {
-  return NumbersWhere(num_workers_, [this](uint32_t rank) { return !members_.contains(rank); });
+  return NumbersWhere(max_workers_, [this](uint32_t rank) { return !members_.contains(rank); });
 }
 
 absl::StatusOr<uint32_t> Membership::RankFor(const std::string& name, std::optional<uint32_t> claim) const {
@@ -29,9 +29,9 @@ absl::StatusOr<uint32_t> Membership::RankFor(const std::string& name, std::optio
       std::find_if(members_.begin(), members_.end(), [&](const auto& entry) { return entry.second.name == name; });
   if (same_name != members_.end()) rank = same_name->first;
   if (claim.has_value()) {
-    if (*claim >= num_workers_) {
-      return InvalidArgument("--rank=", *claim, ": the job's ranks are 0 to ", num_workers_ - 1,
-                             " (--num_workers=", num_workers_, ")");
+    if (*claim >= max_workers_) {
+      return InvalidArgument("--rank=", *claim, ": the job's ranks are 0 to ", max_workers_ - 1, " (", flag_, "=",
+                             max_workers_, ")");
     }
     if (rank.has_value() && rank != claim) {
       return absl::AlreadyExistsError(absl::StrCat("--rank=", *claim, ": the worker with this name (", name,
@@ -47,7 +47,7 @@ absl::StatusOr<uint32_t> Membership::RankFor(const std::string& name, std::optio
   }
   if (!rank.has_value()) rank = RankForNewcomer();
   if (rank.has_value()) return *rank;
-  return FailedPrecondition("the job already has all of its workers (--num_workers=", num_workers_, ")");
+  return FailedPrecondition("the job already has all of its workers (", flag_, "=", max_workers_, ")");
 }
 
 absl::StatusOr<uint32_t> Membership::RankToRejoin(const std::string& name, uint32_t former) const {
@@ -57,12 +57,12 @@ absl::StatusOr<uint32_t> Membership::RankToRejoin(const std::string& name, uint3
         absl::StrCat(member.ToString(), ", incarnation ", member.incarnation, ", has this worker's name now"));
   }
   const auto successor = members_.find(former);
-  if (successor == members_.end() && former < num_workers_) return former;
+  if (successor == members_.end() && former < max_workers_) return former;
   const std::vector<uint32_t> free = FreeRanks();
   if (!free.empty()) return free.front();
   return absl::FailedPreconditionError(
       successor == members_.end()
-          ? absl::StrCat("the job already has all of its workers (--num_workers=", num_workers_, ")")
+          ? absl::StrCat("the job already has all of its workers (", flag_, "=", max_workers_, ")")
           : absl::StrCat(successor->second.ToString(), ", incarnation ", successor->second.incarnation,
                          ", has this worker's rank now, and no other is free"));
 }
@@ -110,14 +110,14 @@ Member* Membership::Find(uint32_t rank, uint64_t incarnation) {
   return const_cast<Member*>(std::as_const(*this).Find(rank, incarnation));  // This object is not const.
 }
 
-Member* Membership::FindJoin(uint64_t join_request_id) {
+const Member* Membership::FindJoin(uint64_t join_request_id) const {
   const auto member = std::find_if(members_.begin(), members_.end(), [&](const auto& entry) {
     return join_request_id != 0 && entry.second.join_request_id == join_request_id;
   });
   return member == members_.end() ? nullptr : &member->second;
 }
 
-Member* Membership::FindName(const std::string& name) {
+const Member* Membership::FindName(const std::string& name) const {
   const auto member =
       std::find_if(members_.begin(), members_.end(), [&](const auto& entry) { return entry.second.name == name; });
   return member == members_.end() ? nullptr : &member->second;

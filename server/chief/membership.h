@@ -44,7 +44,9 @@ struct Member {
 
 class Membership {
  public:
-  Membership(uint32_t num_workers, std::chrono::nanoseconds lease) : num_workers_(num_workers), lease_(lease) {}
+  // Ranks are below `max_workers`, the value of this flag.
+  Membership(uint32_t max_workers, std::chrono::nanoseconds lease, std::string flag = "--num_workers")
+      : max_workers_(max_workers), lease_(lease), flag_(std::move(flag)) {}
 
   // The rank that a worker gets when it joins. A live worker of the same name is to be replaced. Else it is the rank
   // that it claims, which may be a suspect's, or the lowest free one; if none is free, a suspect's: a worker that is
@@ -67,10 +69,14 @@ class Membership {
   const Member* Find(uint32_t rank, uint64_t incarnation) const;
 
   // The member that joined with this join_request_id, or null.
-  Member* FindJoin(uint64_t join_request_id);
+  Member* FindJoin(uint64_t join_request_id) {
+    return const_cast<Member*>(std::as_const(*this).FindJoin(join_request_id));  // This object is not const.
+  }
+  const Member* FindJoin(uint64_t join_request_id) const;
 
   // The member of this name, and the one of this rank; null if there is none.
-  Member* FindName(const std::string& name);
+  Member* FindName(const std::string& name) { return const_cast<Member*>(std::as_const(*this).FindName(name)); }
+  const Member* FindName(const std::string& name) const;
   Member* At(uint32_t rank);
   // "rank 0 (w0 on host-a), rank 1 (w1 on host-b)"; "none".
   std::string List() const;
@@ -112,7 +118,6 @@ class Membership {
   void Extend(std::chrono::nanoseconds time, TimePoint now);
 
   const std::map<uint32_t, Member>& members() const { return members_; }
-  bool full() const { return members_.size() == num_workers_; }
   bool all_done() const { return !members_.empty() && working_.empty(); }
   // The ranks at the lowest step, of members that are not done.
   const std::set<uint32_t>& LowestStep() const;
@@ -125,8 +130,9 @@ class Membership {
   void List(const Member& member);
   void Unlist(const Member& member);
 
-  const uint32_t num_workers_;
+  const uint32_t max_workers_;
   const std::chrono::nanoseconds lease_;
+  const std::string flag_;
   std::map<uint32_t, Member> members_;
   std::map<uint32_t, uint64_t> incarnations_;       // The last incarnation of each rank.
   std::map<uint64_t, std::set<uint32_t>> working_;  // Ranks of members that are not done, by step.

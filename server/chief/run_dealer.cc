@@ -111,7 +111,7 @@ absl::StatusOr<v1::TakeRunReply> RunDealer::Take(const RunTaker& taker, uint64_t
   Check(terms_.has_value(), "runs are dealt once it is known what they are");
   v1::TakeRunReply reply;
   Hand& hand = hands_[taker];
-  if (number == hand.taken && !hand.open.empty()) {
+  if (IsRepeat(taker, number)) {
     reply.set_outcome(v1::TakeRunReply::RUN);
     reply.set_run(hand.open.back());
     return reply;

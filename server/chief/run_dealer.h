@@ -81,6 +81,12 @@ class RunDealer {
   // are finished. INVALID_ARGUMENT for any other number, FAILED_PRECONDITION if it has too many runs open.
   absl::StatusOr<v1::TakeRunReply> Take(const RunTaker& taker, uint64_t number);
 
+  // Whether it asks for the run again that it has got last.
+  bool IsRepeat(const RunTaker& taker, uint64_t number) const {
+    const auto hand = hands_.find(taker);
+    return hand != hands_.end() && number == hand->second.taken && !hand->second.open.empty();
+  }
+
   // The taker takes and finishes no more runs: its open ones are given back, and it is forgotten. Returns these runs,
   // ascending.
   std::vector<uint64_t> Return(const RunTaker& taker);

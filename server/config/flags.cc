@@ -24,6 +24,12 @@ ABSL_FLAG(std::string, local_socket, "",
           "shared memory; empty: a name that workers in the same network namespace find");
 ABSL_FLAG(std::string, job, "default", "name of the job; workers must give the same");
 ABSL_FLAG(uint32_t, num_workers, 1, "number of workers; training starts when all have joined");
+ABSL_FLAG(std::optional<uint32_t>, min_workers, ps::ServerOptions().min_workers,
+          "with fewer workers training waits for others, for as long as --replacement_timeout; default: --num_workers");
+ABSL_FLAG(std::optional<uint32_t>, max_workers, ps::ServerOptions().max_workers,
+          "so many workers take part at most, who come and go while others train; default: --num_workers");
+ABSL_FLAG(uint32_t, max_standbys, ps::ServerOptions().max_standbys,
+          "where workers come and go: so many more wait for a place that becomes free");
 ABSL_FLAG(
     std::string, mode, "bsp",
     "bsp (sync): one version per step of all workers; asp (async): one version per push; ssp: as asp, but nobody "
@@ -37,7 +43,7 @@ ABSL_FLAG(std::string, staleness_lr, ps::ModeOptions().staleness_lr,
           "asp: inverse divides the learning rate of a push by its staleness; none does not");
 ABSL_FLAG(
     float, delay_compensation, ps::ModeOptions().delay_compensation,
-    "asp: lambda of DC-ASGD, which corrects gradients for their staleness; keeps up to --num_workers more copies of "
+    "asp: lambda of DC-ASGD, which corrects gradients for their staleness; keeps up to --max_workers more copies of "
     "the weights; 0: off");
 ABSL_FLAG(uint32_t, staleness, ps::ModeOptions().staleness, "ssp: how many steps a worker may be ahead of the slowest");
 ABSL_FLAG(uint32_t, backup_workers, ps::ModeOptions().backup_workers,
@@ -72,7 +78,7 @@ ABSL_FLAG(std::string, outer_weighting, ps::ModeOptions().outer_weighting,
           "diloco with --outer_sync=barrier or quorum: differences weigh by their samples, or the same (uniform)");
 ABSL_FLAG(std::optional<uint32_t>, dn_buffer, ps::ModeOptions().dn_buffer,
           "diloco with --outer_sync=async: so many differences weigh as much as a mean of all, and are a step of the "
-          "outer momentum (Delayed Nesterov); default: --num_workers");
+          "outer momentum (Delayed Nesterov); default: --max_workers");
 ABSL_FLAG(
     uint32_t, fragments, ps::ModeOptions().fragments,
     "diloco: the model's tensors are exchanged in so many parts, one every --local_steps / --fragments batches, so "
@@ -82,8 +88,8 @@ ABSL_FLAG(uint32_t, overlap, ps::ModeOptions().overlap,
 ABSL_FLAG(float, mix, ps::ModeOptions().mix,
           "diloco: the share of its own weights that a worker keeps when it takes those that come back");
 ABSL_FLAG(float, easgd_alpha, ps::ModeOptions().easgd_alpha,
-          "easgd: how far a worker and the servers' weights move towards each other, below 1 / --num_workers; 0: 0.9 / "
-          "--num_workers");
+          "easgd: how far a worker and the servers' weights move towards each other, below 1 / --max_workers; 0: 0.9 / "
+          "--max_workers");
 ABSL_FLAG(std::string, budget, "share",
           "share: each worker trains on a fixed share of every epoch; job: the chief hands out an epoch's batches as "
           "workers ask for them, and those of a lost worker again");
@@ -123,9 +129,11 @@ ABSL_FLAG(absl::Duration, reconnect_grace, absl::Seconds(1),
 ABSL_FLAG(std::string, on_worker_loss, "",
           "when a worker is lost before it is done: fail; wait for another one to take its rank, for as long as "
           "--replacement_timeout; or continue with the others; empty: fail in bsp, local_sgd and diloco with "
-          "--outer_sync=barrier, else continue");
-ABSL_FLAG(absl::Duration, replacement_timeout, ps::ServerOptions().replacement_timeout,
-          "with --on_worker_loss=wait: the job fails if nobody takes a lost worker's rank within this time");
+          "--outer_sync=barrier, else, and where workers come and go (--max_workers), continue");
+ABSL_FLAG(
+    absl::Duration, replacement_timeout, ps::ServerOptions().replacement_timeout,
+    "the job fails if nobody takes a lost worker's rank within this time (with --on_worker_loss=wait), or if there "
+    "are fewer than --min_workers for so long");
 ABSL_FLAG(absl::Duration, progress_timeout, absl::Minutes(10),
           "a running job (all workers have joined) fails if it makes no progress for this long, and waits for no "
           "replacement");
@@ -242,6 +250,9 @@ ServerOptions ServerOptionsFromFlags() {
   options.local_socket = absl::GetFlag(FLAGS_local_socket);
   options.job = absl::GetFlag(FLAGS_job);
   options.num_workers = absl::GetFlag(FLAGS_num_workers);
+  options.min_workers = absl::GetFlag(FLAGS_min_workers);
+  options.max_workers = absl::GetFlag(FLAGS_max_workers);
+  options.max_standbys = absl::GetFlag(FLAGS_max_standbys);
   options.mode = ModeOptionsFromFlags();
   options.budget = absl::GetFlag(FLAGS_budget);
   options.optimizer = absl::GetFlag(FLAGS_optimizer);
@@ -307,9 +318,15 @@ absl::Status CheckServerFlags(const CommandLine& line) {
                      .idle = absl::GetFlag(FLAGS_checkpoint_dir).empty(),
                      .why = "without --checkpoint_dir there are no checkpoints"});
   }
+  const uint32_t num_workers = absl::GetFlag(FLAGS_num_workers);
+  const bool elastic =
+      absl::GetFlag(FLAGS_min_workers).value_or(num_workers) < absl::GetFlag(FLAGS_max_workers).value_or(num_workers);
+  flags.push_back({.flag = "max_standbys",
+                   .idle = !elastic,
+                   .why = "without --min_workers or --max_workers the job keeps the workers that it has"});
   const LossAction on_loss = ModeOptionsFromFlags().loss_action();
   flags.push_back({.flag = "replacement_timeout",
-                   .idle = on_loss != LossAction::kWait,
+                   .idle = on_loss != LossAction::kWait && !elastic,
                    .why = absl::StrCat("--on_worker_loss=", ToString(on_loss), " does not wait for a replacement")});
   flags.push_back({.flag = "error_feedback",
                    .idle = absl::GetFlag(FLAGS_compress) != "none" && !absl::GetFlag(FLAGS_error_feedback),

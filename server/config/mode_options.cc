@@ -117,7 +117,7 @@ absl::Status CheckOuterSync(const std::string& sync) {
 
 absl::Status CheckQuorum(uint32_t quorum, uint32_t num_workers) {
   return OkIf(quorum >= 1 && quorum <= num_workers, "--quorum=", quorum,
-              ": with --outer_sync=quorum, expected how many of the --num_workers=", num_workers, " make a round");
+              ": with --outer_sync=quorum, expected how many of the job's ", num_workers, " workers make a round");
 }
 
 absl::Status CheckGrace(const ModeOptions& o) {
@@ -161,7 +161,7 @@ std::vector<Row> Rows(const ModeOptions& o, uint32_t num_workers) {
        {"backup"},
        absl::StrCat(o.backup_workers),
        OkIf(o.backup_workers < num_workers, "--backup_workers=", o.backup_workers,
-            ": expected less than --num_workers=", num_workers)},
+            ": expected less than the job's workers (", num_workers, ")")},
       {"local_steps",
        {"local_sgd", "diloco", "easgd"},
        absl::StrCat(o.batches_per_round()),
@@ -207,8 +207,8 @@ std::vector<Row> Rows(const ModeOptions& o, uint32_t num_workers) {
        {"easgd"},
        ExactText(alpha),
        OkIf(o.easgd_alpha >= 0 && static_cast<float>(num_workers) * alpha < 1, "--easgd_alpha=", o.easgd_alpha,
-            ": expected more than 0 and less than 1 / --num_workers (", num_workers,
-            "), or 0 for 0.9 / --num_workers")}};
+            ": expected more than 0 and less than 1 / the number of workers (", num_workers,
+            "), or 0 for 0.9 of that")}};
 }
 
 }  // namespace

@@ -95,7 +95,8 @@ std::string CanonicalMode(const std::string& mode);
 // Whether servers apply gradients, and not only differences of weights. The name need not be a mode's.
 bool AppliesGradients(const ModeOptions& options);
 
-// Notes every problem of the mode's name and of the options that it uses, by flag.
+// Notes every problem of the mode's name and of the options that it uses, by flag. `num_workers`, here and below: as
+// many as the job may have.
 void ValidateModeOptions(const ModeOptions& options, uint32_t num_workers, Problems& problems);
 
 // The flags that the mode uses, and their values as text: what all servers share.

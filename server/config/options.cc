@@ -20,6 +20,7 @@ namespace ps {
 namespace {
 
 constexpr uint32_t kMaxWorkers = 4096;
+constexpr uint32_t kMaxStandbys = 1024;
 constexpr uint32_t kMaxShards = 1024;
 constexpr size_t kMaxNameBytes = 256;
 constexpr size_t kMaxAddressBytes = 1024;
@@ -56,6 +57,28 @@ void CheckBudget(const ServerOptions& options, Problems& problems) {
   problems.Check(options.budget != "job" || !averages_gradients,
                  "--budget=job: with --local_sync=gradients the number of a worker's batch says what it exchanges, so "
                  "workers need fixed shares");
+}
+
+void CheckWorkers(const ServerOptions& options, Problems& problems) {
+  problems.CheckRange("num_workers", options.num_workers, 1U, kMaxWorkers);
+  problems.CheckRange("max_standbys", options.max_standbys, 0U, kMaxStandbys);
+  if (options.max_workers.has_value()) {
+    problems.Check(*options.max_workers >= options.num_workers && *options.max_workers <= kMaxWorkers,
+                   "--max_workers=", *options.max_workers, ": expected --num_workers=", options.num_workers, " to ",
+                   kMaxWorkers);
+  }
+  if (options.min_workers.has_value()) {
+    problems.Check(*options.min_workers >= 1 && *options.min_workers <= options.num_workers,
+                   "--min_workers=", *options.min_workers, ": expected 1 to --num_workers=", options.num_workers);
+  }
+  if (!options.elastic()) return;
+  const std::string range =
+      absl::StrCat("a job of ", options.least_workers(), " to ", options.most_workers(), " workers ");
+  problems.Check(options.budget == "job", "--budget=", options.budget, ": ", range,
+                 "cannot give each a fixed share of the data; add --budget=job");
+  const std::string& on_loss = options.mode.on_worker_loss;
+  problems.Check(on_loss.empty() || on_loss == ToString(LossAction::kContinue), "--on_worker_loss=", on_loss, ": ",
+                 range, "goes on without those that leave or are lost");
 }
 
 void CheckCheckpoints(const ServerOptions& options, Problems& problems) {
@@ -146,6 +169,7 @@ WireFormat WireFormatOf(const ServerOptions& options) {
 ModeOptions ModeOptionsOf(const ServerOptions& options) {
   ModeOptions mode = options.mode;
   mode.error_feedback = WireFormatOf(options).error_feedback;
+  if (options.elastic()) mode.on_worker_loss = ToString(LossAction::kContinue);
   return mode;
 }
 
@@ -169,12 +193,12 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
                  "--local_socket=", options.local_socket, ": is the path of --listen");
   problems.Check(!options.job.empty(), "--job: expected a name");
   problems.Check(CheckText("--job", options.job, kMaxNameBytes));
-  problems.CheckRange("num_workers", options.num_workers, 1U, kMaxWorkers);
+  CheckWorkers(options, problems);
   problems.CheckRange("num_shards", options.num_shards, 1U, kMaxShards);
   // No number of a shard is right where there are no shards.
   problems.Check(options.num_shards == 0 || options.shard < options.num_shards, "--shard=", options.shard,
                  ": expected 0 to ", int64_t{options.num_shards} - 1, " (--num_shards=", options.num_shards, ")");
-  ValidateModeOptions(options.mode, options.num_workers, problems);
+  ValidateModeOptions(options.mode, options.most_workers(), problems);
   CheckBudget(options, problems);
   CheckCheckpoints(options, problems);
   CheckWireFormat(options, problems);
@@ -200,12 +224,16 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
 }
 
 std::map<std::string, std::string> SharedSettings(const ServerOptions& options) {
-  std::map<std::string, std::string> settings = ModeSettings(options.mode, options.num_workers);
+  std::map<std::string, std::string> settings = ModeSettings(ModeOptionsOf(options), options.most_workers());
   settings.merge(ScheduleSettings(options.schedule));
   settings.merge(SettingsOf(options.optimizer_setup()));
   settings["mode"] = CanonicalMode(options.mode.name);
   settings["budget"] = options.budget;
   settings["num_workers"] = absl::StrCat(options.num_workers);
+  if (options.elastic()) {
+    settings["min_workers"] = absl::StrCat(options.least_workers());
+    settings["max_workers"] = absl::StrCat(options.most_workers());
+  }
   settings["wire_dtype"] = options.wire_dtype;
   settings["weights_wire_dtype"] = options.weights_wire_dtype;
   settings["error_feedback"] = WireFormatOf(options).error_feedback ? "true" : "false";

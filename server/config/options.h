@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,8 +30,11 @@ struct ServerOptions {
   std::string local_socket;            // Where they ask for it; empty: a name in the network namespace.
 
   std::string job = "default";
-  uint32_t num_workers = 1;
-  ModeOptions mode;               // Its name is the flag --mode.
+  uint32_t num_workers = 1;             // Training starts with so many.
+  std::optional<uint32_t> min_workers;  // With fewer, training waits; unset: num_workers.
+  std::optional<uint32_t> max_workers;  // More do not take part; unset: num_workers.
+  uint32_t max_standbys = 8;            // So many more wait for a place.
+  ModeOptions mode;                     // Its name is the flag --mode.
   std::string budget = "share";   // What a worker trains on: share (its own, fixed) or job (runs as it asks for them).
   std::string optimizer = "sgd";  // kFromWorker: hyperparameters and clip are not used.
   Hyperparameters hyperparameters;  // All of them: flags that are not given leave DefaultHyperparameters(optimizer).
@@ -42,7 +46,7 @@ struct ServerOptions {
   std::string chief;  // Address of server 0; empty on server 0 itself.
 
   absl::Duration lease = absl::Seconds(10);                // Workers have it, and a shard's link to the chief.
-  absl::Duration replacement_timeout = absl::Seconds(60);  // A lost worker's rank is kept for another so long.
+  absl::Duration replacement_timeout = absl::Seconds(60);  // For so long a lost worker's rank is kept for another.
   absl::Duration reconnect_grace = absl::Seconds(1);       // A worker whose connection broke reconnects in it.
   absl::Duration progress_timeout = absl::Minutes(10);     // A running job without a step for this long fails.
   absl::Duration connect_timeout = absl::Seconds(30);      // A shard finds the chief in it.
@@ -71,6 +75,10 @@ struct ServerOptions {
 
   std::string metrics_file;
 
+  uint32_t least_workers() const { return min_workers.value_or(num_workers); }
+  uint32_t most_workers() const { return max_workers.value_or(num_workers); }
+  // Workers come and go while it trains.
+  bool elastic() const { return least_workers() < most_workers(); }
   OptimizerSetup optimizer_setup() const { return MakeSetup(optimizer, hyperparameters, clip, mode); }
 };
 

@@ -36,7 +36,7 @@ struct ShardOptions {
   std::string job = "default";
   uint32_t shard = 0;
   uint32_t num_shards = 1;
-  uint32_t num_workers = 1;
+  uint32_t max_workers = 1;  // Ranks are below.
   ModeOptions mode;
   std::string optimizer = "sgd";  // kFromWorker: this, hyperparameters and clip come with the layout.
   Hyperparameters hyperparameters;
@@ -45,12 +45,12 @@ struct ShardOptions {
   int apply_threads = 1;  // 0: updates wait for ApplyPosted.
   // Whoever brings the last contribution to a version of no more elements than this builds it; larger ones are shared
   // out among the pool's threads.
-  size_t max_inline_elements = 262144;
+  size_t max_inline_elements = 65536;
   // Buffers of weights that may exist at once. 0: as many as it takes for each worker to read a version in place for as
   // long as it likes, within a quarter of `memory_bytes`; kFewestVersions where all workers read the same version.
   size_t max_versions = 4;
   uint64_t memory_bytes = 0;        // This process may use so many.
-  uint64_t max_inflight_bytes = 0;  // Gradients take so many at most; 0: twice num_workers pushes.
+  uint64_t max_inflight_bytes = 0;  // Gradients take so many at most; 0: twice max_workers pushes.
   size_t max_parked = 64;           // Calls of others than members that may wait at once.
   WireFormat wire;
   StreamWhen stream = StreamWhen::kAuto;

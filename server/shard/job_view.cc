@@ -46,7 +46,7 @@ absl::Status JobView::Failed() const {
 absl::Status JobView::Serving() const {
   if (!shutdown_.ok()) return shutdown_;
   PS_RETURN_IF_ERROR(Failed());
-  if (finished()) return absl::FailedPreconditionError("the job is finished");
+  if (finished()) return JobFinished();
   if (chief_lost_) return Unavailable("shard ", shard_, " has lost its connection to the chief");
   return absl::OkStatus();
 }

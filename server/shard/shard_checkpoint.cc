@@ -1,4 +1,5 @@
 // The shard's part in checkpoints: takes them, and begins with one.
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -14,20 +15,23 @@ namespace ps {
 // ---- Taking one
 
 void ShardState::SetCheckpointDue(const v1::Cut& commit) {
-  const bool present = commit.at_once() || !mode->coordinated();
-  checkpoint_due = {.number = commit.checkpoint(), .version = {}};
-  if (!present) checkpoint_due->version = CommitVersion(commit);
+  checkpoint_due = {.number = commit.checkpoint(), .version = {}, .changes_to = 0};
+  if (!mode->coordinated()) return;
+  checkpoint_due->version = commit.at_once() ? mode->step() : CommitVersion(commit);
+  // All shards have heard of the same changes by now, and no other version than those that are decided comes.
+  const auto& pending = updater.Save().timeline.pending;
+  if (commit.at_once() && !pending.empty()) checkpoint_due->changes_to = pending.back().version;
 }
 
-nlohmann::ordered_json ShardState::Save() const {
+nlohmann::ordered_json ShardState::Save(uint64_t changes_to) const {
   nlohmann::ordered_json saved_mode = mode->Save();
   // Sets that are decided on already are not part of it.
   if (mode->coordinated()) saved_mode["step"] = parameters->version();
   SavedUpdates saved_updater = updater.Save();
   if (mode->coordinated()) {
     // Nor are changes of later versions: some shards may not have heard of them yet.
-    std::erase_if(saved_updater.timeline.pending,
-                  [this](const auto& change) { return change.version > parameters->version(); });
+    const uint64_t last = std::max(changes_to, parameters->version());
+    std::erase_if(saved_updater.timeline.pending, [last](const auto& change) { return change.version > last; });
   }
   const v1::SavedShard saved = SaveShard(pushes.ledger(), saved_updater, /*outer=*/!setup.outer.empty());
   return {{"mode", std::move(saved_mode)}, {"shard", MessageToJson(saved)}};
@@ -50,7 +54,7 @@ void ShardCore::TakeCheckpoint() {
   actions_.emplace_back(WriteCheckpoint{.part = {.number = due.number,
                                                  .generation = state_.job.view().generation(),
                                                  .snapshot = state_.parameters->TakeSnapshot(),
-                                                 .state = state_.Save()},
+                                                 .state = state_.Save(due.changes_to)},
                                         .steps = state_.SavedSteps(),
                                         .samples = state_.updater.Save().position});
 }

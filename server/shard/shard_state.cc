@@ -21,7 +21,7 @@ OptimizerSetup FirstSetup(const ShardOptions& options) {
 std::vector<float> InitialState(const OptimizerSetup& setup, const ShardOptions& options, const Mode& mode) {
   const std::unique_ptr<Optimizer> stateful = mode.Takes(v1::CONTRIBUTION_GRADIENT)
                                                   ? MakeGradientOptimizer(setup)
-                                                  : MakeOuter(options.mode, options.num_workers);
+                                                  : MakeOuter(options.mode, options.max_workers);
   std::vector<float> state;
   state.reserve(static_cast<size_t>(stateful->state_tensors()));
   for (int k = 0; k < stateful->state_tensors(); ++k) state.push_back(stateful->InitialState(k, setup.hyperparameters));
@@ -54,7 +54,7 @@ VersionLimits LimitsOf(const ShardOptions& options, const Mode& mode, const Shar
   if (mode.synchronous()) return kFewestVersions;
   const uint64_t rounded = options.wire.weights == WireType::kFloat32 ? 0 : layout.bytes() / 2;
   const uint64_t fit = options.memory_bytes / kVersionsShare / std::max<uint64_t>(layout.bytes() + rounded, 1);
-  const uint64_t needed = std::min<uint64_t>(uint64_t{2} * options.num_workers + kForOthers, kMostViewed);
+  const uint64_t needed = std::min<uint64_t>(uint64_t{2} * options.max_workers + kForOthers, kMostViewed);
   return {std::max<size_t>(std::min(needed, fit), kFewestVersions), kForOthers};
 }
 
@@ -67,13 +67,13 @@ absl::StatusOr<ShardMemory> MakeShardMemory(const ShardOptions& options, const v
     PS_ASSIGN_OR_RETURN(
         setup, Annotate(SetupOf(view.optimizer(), options.mode, options.num_shards), "the workers' optimizer"));
   }
-  const std::unique_ptr<Mode> mode = MakeMode(options.mode, options.num_workers);
+  const std::unique_ptr<Mode> mode = MakeMode(options.mode, options.max_workers);
   ShardMemory memory;
   memory.layout = std::make_shared<const ShardLayout>(FromProto(view.layout()), options.shard, options.num_shards,
                                                       options.wire.pushes);
   memory.parameters = std::make_unique<Parameters>(
       memory.layout, InitialState(setup, options, *mode), LimitsOf(options, *mode, *memory.layout),
-      (mode->delay_compensation() != 0 ? options.num_workers : 0) + (options.takes_checkpoints ? 1 : 0),
+      (mode->delay_compensation() != 0 ? options.max_workers : 0) + (options.takes_checkpoints ? 1 : 0),
       std::move(on_release), options.shared_memory, options.wire.weights, options.wire.weights_delta);
   return memory;
 }
@@ -83,8 +83,8 @@ ShardState::ShardState(const ShardOptions& given, ThreadPool& pool,
     : options(given),
       setup(FirstSetup(options)),
       optimizer(MakeGradientOptimizer(setup)),
-      outer_optimizer(MakeOuter(options.mode, options.num_workers)),
-      mode(MakeMode(options.mode, options.num_workers)),
+      outer_optimizer(MakeOuter(options.mode, options.max_workers)),
+      mode(MakeMode(options.mode, options.max_workers)),
       follows_decisions(mode->led(options.num_shards)),
       job(options.job, options.shard),
       updater(*mode, *optimizer, *outer_optimizer, setup.hyperparameters, setup.clip, options.max_inline_elements, pool,
@@ -105,7 +105,7 @@ bool ShardState::applies_in_place() const {
   if (parameters == nullptr) return false;
   const size_t versions = parameters->max_versions();
   const bool may =
-      mode->coordinated() ? mode->OnLoss() == LossAction::kFail && versions > 1 : versions > options.num_workers + 1;
+      mode->coordinated() ? mode->OnLoss() == LossAction::kFail && versions > 1 : versions > options.max_workers + 1;
   return may && !setup.clip.needs_norms() && !optimizer->uses_trust_ratio();
 }
 
@@ -113,7 +113,7 @@ bool ShardState::allows_views() const {
   if (parameters == nullptr) return false;
   const size_t versions = parameters->max_versions();
   if (mode->policy().exact_versions()) return versions > 2;
-  return !mode->synchronous() && versions >= 2 * options.num_workers && versions <= kMostViewed;
+  return !mode->synchronous() && versions >= 2 * options.max_workers && versions <= kMostViewed;
 }
 
 void ShardState::RefuseNotFinite(const Push& push, absl::Status why) {
@@ -137,12 +137,12 @@ absl::Status ShardState::SetLayout(ShardMemory memory) {
   PS_ASSIGN_OR_RETURN(const Schedule schedule, ResolveSchedule(options.schedule, job.view().samples_per_epoch()));
   updater.SetSchedule(schedule);
   const uint64_t limit =
-      options.max_inflight_bytes > 0 ? options.max_inflight_bytes : 2 * options.num_workers * layout->pushed_bytes();
+      options.max_inflight_bytes > 0 ? options.max_inflight_bytes : 2 * options.max_workers * layout->pushed_bytes();
   pushes.SetLayout(layout, limit);
   // What is measured over all shards first holds its bytes until all of them have it: two shards that hold one push
   // each, and not the same, would wait for each other.
   const bool all = updater.measures_pushes() && mode->Takes(v1::CONTRIBUTION_GRADIENT);
-  const uint64_t needed = (all ? options.num_workers : mode->pushes_held()) * layout->pushed_bytes();
+  const uint64_t needed = (all ? options.max_workers : mode->pushes_held()) * layout->pushed_bytes();
   if (limit >= needed) return absl::OkStatus();
   return FailedPrecondition("--max_inflight_bytes=", limit, " on shard ", options.shard, ": ", mode->name(),
                             " needs at least ", needed, " for this model");
@@ -171,7 +171,7 @@ absl::Status ShardState::AddInitial(const v1::Identity& id, const std::vector<Re
   if (parameters == nullptr || !job.IsInitialiser(id)) {
     return FailedPrecondition("rank ", id.rank(), " was not chosen to send the initial values");
   }
-  const uint64_t sender = id.incarnation() * options.num_workers + id.rank();
+  const uint64_t sender = id.incarnation() * options.max_workers + id.rank();
   return Annotate(parameters->AddInitial(sender, slices), absl::StrCat("rank ", id.rank(), ", initial values"));
 }
 
@@ -316,7 +316,7 @@ void ShardState::Fill(v1::ShardReport* report) const {
   if (mode->synchronous()) report->set_gathering_step(mode->step());
   for (const uint32_t rank : pushes.left()) {
     const std::optional<Ledger::Last> last = pushes.Last(rank);  // Nothing: it was given up.
-    if (last.has_value() && !mode->synchronous()) *report->add_left_steps() = StepAfter(*last);
+    if (last.has_value()) *report->add_left_steps() = StepAfter(*last);
   }
   report->set_waiting_for(stall.text());
   report->set_dropped_samples(pushes.dropped_samples());

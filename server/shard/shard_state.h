@@ -77,6 +77,7 @@ struct ShardState {
   struct CheckpointDue {
     uint64_t number = 0;
     std::optional<uint64_t> version;
+    uint64_t changes_to = 0;  // Changes of versions up to this one are part of it, also beyond its own.
   };
   std::optional<CheckpointDue> checkpoint_due;
   bool writes_checkpoint = false;  // One at a time: each keeps a version of weights and state.
@@ -146,7 +147,7 @@ struct ShardState {
 
   void SetCheckpointDue(const v1::Cut& commit);
   // What a checkpoint has of the current version, which is not being overwritten.
-  nlohmann::ordered_json Save() const;
+  nlohmann::ordered_json Save(uint64_t changes_to) const;
   std::vector<v1::RankStep> SavedSteps() const;
   // Takes what Save gave; the weights follow. INVALID_ARGUMENT, naming what is wrong.
   absl::Status Restore(const nlohmann::ordered_json& saved, const std::map<std::string, std::string>& settings);

@@ -211,7 +211,7 @@ class CrowdJob {
     shards_.push_back(std::make_unique<Shard>(
         ShardOptions{.shard = shard,
                      .num_shards = options_.servers,
-                     .num_workers = options_.workers,
+                     .max_workers = options_.workers,
                      .mode = {.name = options_.mode},
                      .hyperparameters = {.learning_rate = kLearningRate},
                      .apply_threads = 0},

@@ -29,6 +29,7 @@ class Bench {
   absl::Status RunWorker(uint32_t rank, MeetingPoint& together);
   absl::Status RunSteps(Client& client, MeetingPoint& together);
   std::string Name() const;
+  std::vector<double> Repeats() const;
 
   const ExchangeBenchOptions options_;
   std::vector<std::unique_ptr<Server>> servers_;
@@ -44,28 +45,33 @@ absl::Status Bench::RunSteps(Client& client, MeetingPoint& together) {
   const ConstTensors out = gradients->Read();
   const MutableTensors& in = weights->tensors;
   PS_RETURN_IF_ERROR(StartKnownJob(client, options_.layout, in));
-  KnownWeights known(options_.layout, options_.workers, options_.wire.Format());
+  const bool together_each = options_.mode == "bsp";
+  KnownWeights known(options_.layout, options_.workers, options_.wire.Format(), together_each ? options_.workers : 1);
   absl::StatusOr<ExchangeResult> result;
   uint64_t step = 0;
+  uint64_t version = 0;
+  if (!together_each) together.Meet();
   for (int i = 0; i < options_.repeats + kWarmUp; ++i) {
-    together.Meet();
+    if (together_each) together.Meet();
     const TimePoint began = Now();
     if (options_.op == "pull") {
       result = client.Pull(in);
     } else {
-      const PushInfo push = {.step = step, .version = step, .samples = 1};
+      const PushInfo push = {.step = step, .version = version, .samples = 1};
       result = options_.op == "push" ? client.Push(push, out) : client.StartPushView(push, out, in, false)->Wait();
       ++step;
     }
     const double took = Seconds(Now() - began);
-    together.Meet();  // Nobody's check keeps another's exchange waiting.
+    if (together_each) together.Meet();  // Nobody's check keeps another's exchange waiting.
     if (!result.ok()) return result.status();
+    version = result->version;
     if (i >= kWarmUp) seconds_[client.rank()].push_back(took);
     // Between the timed parts: every weight that came, in every repeat.
-    if (options_.op == "push") continue;
+    if (options_.op == "push" || !together_each) continue;
     const bool viewed = !result->view.tensors.empty();
     PS_RETURN_IF_ERROR(known.Check(viewed ? result->view.tensors : weights->Read(), step));
   }
+  if (!together_each) together.Meet();  // All that is pushed is in what is pulled.
   PS_RETURN_IF_ERROR(client.Done());
   result = client.Pull(in);
   if (!result.ok()) return result.status();
@@ -85,13 +91,28 @@ absl::Status Bench::RunWorker(uint32_t rank, MeetingPoint& together) {
 std::string Bench::Name() const {
   const size_t tensors = options_.layout.size();
   return absl::StrCat(options_.op, ", ", options_.transport, ", ", options_.workers, " workers, ", options_.servers,
-                      " servers", tensors > 1 ? absl::StrCat(", ", tensors, " tensors") : "", options_.wire.Text());
+                      " servers", options_.mode == "bsp" ? "" : absl::StrCat(", ", options_.mode),
+                      tensors > 1 ? absl::StrCat(", ", tensors, " tensors") : "", options_.wire.Text());
+}
+
+std::vector<double> Bench::Repeats() const {
+  std::vector<double> repeats;
+  if (options_.mode == "asp") {
+    for (const std::vector<double>& rank : seconds_) repeats.insert(repeats.end(), rank.begin(), rank.end());
+    return repeats;
+  }
+  repeats = seconds_[0];
+  for (const std::vector<double>& rank : seconds_) {
+    for (size_t i = 0; i < repeats.size(); ++i) repeats[i] = std::max(repeats[i], rank[i]);
+  }
+  return repeats;
 }
 
 absl::StatusOr<Measurement> Bench::Run() {
   ServerOptions server_options;
   server_options.num_workers = options_.workers;
   server_options.num_shards = options_.servers;
+  server_options.mode.name = options_.mode;
   options_.wire.Set(server_options);
   server_options.hyperparameters = {.learning_rate = kKnownRate, .momentum = 0, .weight_decay = 0};
   absl::StatusOr<std::vector<std::unique_ptr<Server>>> servers = StartBenchServers(server_options, options_.transport);
@@ -111,12 +132,8 @@ absl::StatusOr<Measurement> Bench::Run() {
   // A job that never ran does not end; its servers do with this.
   for (const absl::Status& status : statuses) PS_RETURN_IF_ERROR(status);
   for (const auto& server : servers_) PS_RETURN_IF_ERROR(server->Wait());
-  std::vector<double> slowest(seconds_[0]);
-  for (const std::vector<double>& rank : seconds_) {
-    for (size_t i = 0; i < slowest.size(); ++i) slowest[i] = std::max(slowest[i], rank[i]);
-  }
   const double ways = options_.op == "push_pull" ? 2 : 1;
-  return Summarize(Name(), slowest, ways * options_.workers * static_cast<double>(ModelBytes(options_.layout)));
+  return Summarize(Name(), Repeats(), ways * options_.workers * static_cast<double>(ModelBytes(options_.layout)));
 }
 
 // One thread's copy and update of the model, in memory.

@@ -31,7 +31,7 @@ class Servers {
     for (uint32_t shard = 0; shard < options_.shards; ++shard) {
       shards_.push_back(std::make_unique<Shard>(
           ShardOptions{
-              .shard = shard, .num_shards = options_.shards, .num_workers = options_.workers, .apply_threads = 0},
+              .shard = shard, .num_shards = options_.shards, .max_workers = options_.workers, .apply_threads = 0},
           [this, shard](const v1::ShardReport& report) { reports_[shard].push_back(report.SerializeAsString()); },
           metrics_.get()));
       v1::Registration registration;

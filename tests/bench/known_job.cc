@@ -55,9 +55,11 @@ void FillKnownGradients(uint32_t rank, const MutableTensors& gradients) {
   Fill(gradients, [&](size_t element) { return GradientAt(rank, element); });
 }
 
-KnownWeights::KnownWeights(const Layout& layout, uint32_t workers, const WireFormat& format, PushContribution pushed)
+KnownWeights::KnownWeights(const Layout& layout, uint32_t workers, const WireFormat& format, uint32_t in_a_version,
+                           PushContribution pushed)
     : plan_(layout, 1),
       workers_(workers),
+      in_a_version_(in_a_version),
       format_(format),
       rate_(pushed == PushContribution::kGradient ? -kKnownRate : kKnownRate) {
   size_t elements = 0;
@@ -84,7 +86,7 @@ void KnownWeights::AdvanceTo(uint64_t steps) {
     if (ranks_.empty()) {
       for (size_t i = 0; i < kPeriod; ++i) {
         float mean = 0;
-        for (uint32_t rank = 0; rank < workers_; ++rank) mean += Coefficient(1, workers_) * GradientAt(rank, i);
+        for (uint32_t rank = 0; rank < workers_; ++rank) mean += Coefficient(1, in_a_version_) * GradientAt(rank, i);
         expected_[i] += rate_ * mean;
       }
       continue;
@@ -115,7 +117,7 @@ void KnownWeights::AddSlice(const SliceInfo& info, Rank& rank, std::vector<float
   std::memcpy(positions.data(), bytes.data(), place.positions);
   const auto sent = static_cast<size_t>(rank.sent->model().weights().Sent(info.elements));
   for (size_t i = 0; i < sent; ++i) {
-    sum[place.sparse() ? positions[i] : i] += Coefficient(1, workers_) * values[i];
+    sum[place.sparse() ? positions[i] : i] += Coefficient(1, in_a_version_) * values[i];
   }
 }
 

@@ -27,7 +27,9 @@ void FillKnownGradients(uint32_t rank, const MutableTensors& gradients);
 // What the weights of such a job are.
 class KnownWeights {
  public:
-  KnownWeights(const Layout& layout, uint32_t workers, const WireFormat& format,
+  // A version is what `in_a_version` of the workers pushed: all of them, or one, in asp; there steps are counted once
+  // for each worker, and weights are known where all have taken as many.
+  KnownWeights(const Layout& layout, uint32_t workers, const WireFormat& format, uint32_t in_a_version,
                PushContribution pushed = PushContribution::kGradient);
 
   // INTERNAL, with the first that is not, unless all weights, as a push brings them, are what so many steps make of
@@ -47,6 +49,7 @@ class KnownWeights {
 
   const SlicePlan plan_;
   const uint32_t workers_;
+  const uint32_t in_a_version_;
   const WireFormat format_;
   const float rate_;  // Of the mean of what is pushed so much is added to weights.
   uint64_t steps_ = 0;

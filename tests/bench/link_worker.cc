@@ -81,7 +81,7 @@ absl::Status TakeSteps(const LinkWorkerOptions& options, const Layout& layout, C
     const auto pulled = client.Pull(weights->tensors, step);
     if (!pulled.ok()) return pulled.status();
   }
-  return KnownWeights(layout, options.workers, options.wire.Format(), Pushed(options))
+  return KnownWeights(layout, options.workers, options.wire.Format(), options.workers, Pushed(options))
       .Check(weights->Read(), step / fragments);
 }
 

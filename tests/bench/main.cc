@@ -69,10 +69,10 @@ ABSL_FLAG(bool, long_links, false, "link: servers and workers run with this flag
 ABSL_FLAG(std::string, server, "", "network: the server to measure, started with --num_workers=1");
 ABSL_FLAG(std::string, model, "mlp:784,512,512,10", "train: the network");
 ABSL_FLAG(int64_t, batch_size, 128, "train: batch size per worker");
-ABSL_FLAG(
-    std::string, mode, "bsp",
-    "train: bsp, asp, ssp, local_sgd, diloco or easgd, with the defaults of their flags; crowd: bsp or asp; link: bsp "
-    "or diloco");
+ABSL_FLAG(std::string, mode, "bsp",
+          "train: bsp, asp, ssp, local_sgd, diloco or easgd, with the defaults of their flags; crowd, exchange: bsp or "
+          "asp; link: bsp "
+          "or diloco");
 ABSL_FLAG(std::optional<uint32_t>, local_steps, std::nullopt,
           "train with --mode=local_sgd, diloco or easgd, link with diloco: batches between two exchanges; default: the "
           "mode's");
@@ -230,6 +230,10 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
   const std::string mode = absl::GetFlag(FLAGS_mode);
   const bool diloco = mode == "diloco";
   problems.Check(!link || diloco || mode == "bsp", absl::StrCat("--mode=", mode, ": link measures bsp and diloco"));
+  problems.Check(command != "exchange" || mode == "bsp" || (mode == "asp" && absl::GetFlag(FLAGS_op) == "push_pull"),
+                 "--mode: expected bsp or, with --op=push_pull, asp for exchange");
+  problems.Check(command != "exchange" || mode == "bsp" || (Wire().Text().empty()),
+                 "--mode=asp: exchange checks only weights of four bytes there");
   if (link && diloco) {
     ModeOptions options = {.name = mode, .local_steps = Rounds()->local_steps};
     options.fragments = Rounds()->fragments;
@@ -277,6 +281,7 @@ void PrintMeasurements(const std::vector<Measurement>& rows) {
     nlohmann::ordered_json out = StartFields();
     for (const Measurement& row : rows) {
       out["rows"].push_back({{"name", row.name}, {"p50_s", row.p50_s}, {"p99_s", row.p99_s}, {"bytes", row.bytes}});
+      if (row.p999_s > 0) out["rows"].back()["p999_s"] = row.p999_s;
       if (row.bytes > 0) out["rows"].back()["gb_per_s"] = row.bytes / row.p50_s / 1e9;
       if (row.ratio > 0) out["rows"].back()["ratio"] = row.ratio;
     }
@@ -286,14 +291,16 @@ void PrintMeasurements(const std::vector<Measurement>& rows) {
   size_t longest = 0;
   for (const Measurement& row : rows) longest = std::max(longest, row.name.size());
   const auto width = static_cast<int>(longest);
-  std::cout << absl::StrFormat("| %-*s | %9s | %9s | %7s | %5s |\n|:%s|%s:|%s:|%s:|%s:|\n", width, "what", "p50 ms",
-                               "p99 ms", "GB/s", "ratio", std::string(longest + 1, '-'), std::string(10, '-'),
-                               std::string(10, '-'), std::string(8, '-'), std::string(6, '-'));
+  std::cout << absl::StrFormat("| %-*s | %9s | %9s | %9s | %7s | %5s |\n|:%s|%s:|%s:|%s:|%s:|%s:|\n", width, "what",
+                               "p50 ms", "p99 ms", "p99.9 ms", "GB/s", "ratio", std::string(longest + 1, '-'),
+                               std::string(10, '-'), std::string(10, '-'), std::string(10, '-'), std::string(8, '-'),
+                               std::string(6, '-'));
   for (const Measurement& row : rows) {
     const std::string rate = row.bytes > 0 ? absl::StrFormat("%.3f", row.bytes / row.p50_s / 1e9) : "";
     const std::string ratio = row.ratio > 0 ? absl::StrFormat("%.2f", row.ratio) : "";
-    std::cout << absl::StrFormat("| %-*s | %9.3f | %9.3f | %7s | %5s |\n", width, row.name, row.p50_s * 1e3,
-                                 row.p99_s * 1e3, rate, ratio);
+    const std::string thousandth = row.p999_s > 0 ? absl::StrFormat("%.3f", row.p999_s * 1e3) : "";
+    std::cout << absl::StrFormat("| %-*s | %9.3f | %9.3f | %9s | %7s | %5s |\n", width, row.name, row.p50_s * 1e3,
+                                 row.p99_s * 1e3, thousandth, rate, ratio);
   }
 }
 
@@ -304,6 +311,7 @@ void PrintTraining(const std::vector<TrainRow>& rows) {
       out["rows"].push_back({{"workers", row.workers},
                              {"samples_per_s", row.samples_per_s},
                              {"alone_samples_per_s", row.alone_samples_per_s},
+                             {"bound_samples_per_s", row.bound_samples_per_s},
                              {"efficiency", row.efficiency},
                              {"forward", row.forward},
                              {"backward", row.backward},
@@ -320,18 +328,21 @@ void PrintTraining(const std::vector<TrainRow>& rows) {
   }
   const auto rate_or_none = [](double rate) { return rate > 0 ? absl::StrFormat("%.0f", rate) : "-"; };
   if (const std::string sent = Wire().Text(); !sent.empty()) std::cout << "with servers" << sent << "\n";
-  std::cout
-      << "| workers | samples/s | without exchange | ratio | MPI, shared memory | MPI, TCP | efficiency | forward | "
-         "backward | push | wait | pull |\n"
-         "|--------:|----------:|-----------------:|------:|-------------------:|---------:|-----------:|--------:|"
-         "---------:|-----:|-----:|-----:|\n";
+  std::cout << "| workers | samples/s | without exchange | ratio | memory's bound | MPI, shared memory | MPI, TCP | "
+               "efficiency | forward | "
+               "backward | push | wait | pull |\n"
+               "|--------:|----------:|-----------------:|------:|---------------:|-------------------:|---------:|----"
+               "-------:|--------:|"
+               "---------:|-----:|-----:|-----:|\n";
   for (const TrainRow& row : rows) {
     std::cout << absl::StrFormat(
-        "| %7d | %9.0f | %16.0f | %5.2f | %18s | %8s | %10.2f | %5.0f %% | %6.0f %% | %2.0f %% | %2.0f %% | %2.0f %% "
+        "| %7d | %9.0f | %16.0f | %5.2f | %14s | %18s | %8s | %10.2f | %5.0f %% | %6.0f %% | %2.0f %% | %2.0f %% | "
+        "%2.0f %% "
         "|\n",
         row.workers, row.samples_per_s, row.alone_samples_per_s, row.samples_per_s / row.alone_samples_per_s,
-        rate_or_none(row.mpi_memory_samples_per_s), rate_or_none(row.mpi_tcp_samples_per_s), row.efficiency,
-        100 * row.forward, 100 * row.backward, 100 * row.push, 100 * row.wait, 100 * row.pull);
+        rate_or_none(row.bound_samples_per_s), rate_or_none(row.mpi_memory_samples_per_s),
+        rate_or_none(row.mpi_tcp_samples_per_s), row.efficiency, 100 * row.forward, 100 * row.backward, 100 * row.push,
+        100 * row.wait, 100 * row.pull);
   }
 }
 
@@ -507,6 +518,7 @@ absl::Status Run(const std::string& command) {
                               .workers = Workers(),
                               .servers = absl::GetFlag(FLAGS_servers),
                               .op = absl::GetFlag(FLAGS_op),
+                              .mode = absl::GetFlag(FLAGS_mode),
                               .wire = Wire(),
                               .repeats = absl::GetFlag(FLAGS_repeats)});
   if (rows.ok()) PrintMeasurements(*rows);

@@ -15,9 +15,12 @@ struct Measurement {
   std::string name;
   double p50_s = 0;
   double p99_s = 0;
-  double bytes = 0;  // That have to move in one repeat; GB/s is bytes / p50_s. 0: none, it is a time alone.
-  double ratio = 0;  // GB/s over that of the baseline; 0: none.
+  double p999_s = 0;  // 0: there were too few repeats to tell.
+  double bytes = 0;   // That have to move in one repeat; GB/s is bytes / p50_s. 0: none, it is a time alone.
+  double ratio = 0;   // GB/s over that of the baseline; 0: none.
 };
+
+inline constexpr size_t kFewestForThousandth = 1000;
 
 // Percentiles of repeats, by the nearest rank. `seconds` is not empty.
 inline Measurement Summarize(const std::string& name, std::vector<double> seconds, double bytes) {
@@ -25,7 +28,11 @@ inline Measurement Summarize(const std::string& name, std::vector<double> second
   const auto at = [&](double share) {
     return seconds[static_cast<size_t>(std::lround(share * static_cast<double>(seconds.size() - 1)))];
   };
-  return {.name = name, .p50_s = at(0.5), .p99_s = at(0.99), .bytes = bytes};
+  return {.name = name,
+          .p50_s = at(0.5),
+          .p99_s = at(0.99),
+          .p999_s = seconds.size() >= kFewestForThousandth ? at(0.999) : 0,
+          .bytes = bytes};
 }
 
 inline constexpr int kWarmUp = 3;  // Repeats that are not measured.

@@ -2,19 +2,25 @@
 
 #include <algorithm>
 #include <barrier>
+#include <cstring>
+#include <numeric>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
 #include "common/status.h"
+#include "tests/bench/bench_layout.h"
 #include "tests/bench/bench_network.h"
 #include "tests/bench/bench_servers.h"
+#include "tests/bench/measurement.h"
 #include "tests/bench/mpi_baseline.h"
+#include "worker/model/options.h"
 #include "worker/train/trainer.h"
 
 namespace ps {
 namespace {
 
+constexpr int kCopies = 20;
 constexpr int64_t kWarmUpSteps = 10;  // Libraries load their kernels, buffers are touched for the first time.
 
 // Runs work(i) on a thread each; the first error of any.
@@ -102,6 +108,33 @@ absl::StatusOr<TrainRow> TrainWith(const TrainBenchOptions& options, uint32_t wo
   return row;
 }
 
+// Bytes/s, read and written, of a copy of one replica of the model by each of the threads.
+double CopyRate(size_t bytes, uint32_t threads) {
+  std::barrier<> together(threads);
+  std::vector<double> rates(threads);
+  (void)OnThreads(threads, [&](uint32_t i) {
+    const std::vector<uint8_t> from(bytes, 1);
+    std::vector<uint8_t> to(bytes);
+    together.arrive_and_wait();
+    const Measurement copy =
+        Measure("", kCopies, 2 * static_cast<double>(bytes), [&] { std::memcpy(to.data(), from.data(), bytes); });
+    rates[i] = copy.bytes / copy.p50_s;
+    return absl::OkStatus();
+  });
+  return std::accumulate(rates.begin(), rates.end(), 0.0);
+}
+
+// Of the workers' steps, each with a batch of each of them.
+double Bound(const TrainBenchOptions& options, const TrainRow& row) {
+  if (options.mode != "bsp" && options.mode != "asp") return 0;
+  const auto bytes = static_cast<double>(ModelBytes(ModelLayout({.widths = options.widths})));
+  const double versions = options.mode == "bsp" ? 1 : row.workers;
+  const double moved = (row.workers + 4 * versions) * bytes;
+  const auto samples = static_cast<double>(row.workers * options.batch_size);
+  const double seconds = samples / row.alone_samples_per_s + moved / CopyRate(static_cast<size_t>(bytes), row.workers);
+  return samples / seconds;
+}
+
 // Leaves samples/s as they are where there is no MPI.
 absl::Status TrainWithMpi(const TrainBenchOptions& options, bool tcp, uint32_t ranks, double* samples_per_s) {
   const auto rate = MeasureMpiTraining(tcp, options.widths, options.batch_size, ranks, options.steps);
@@ -119,6 +152,7 @@ absl::StatusOr<std::vector<TrainRow>> RunTrainBench(const TrainBenchOptions& opt
     const absl::StatusOr<double> alone = RateAlone(options, workers);
     if (!alone.ok()) return alone.status();
     row->alone_samples_per_s = *alone;
+    row->bound_samples_per_s = Bound(options, *row);
     if (options.device.device == "cpu") {
       PS_RETURN_IF_ERROR(TrainWithMpi(options, /*tcp=*/false, workers, &row->mpi_memory_samples_per_s));
       PS_RETURN_IF_ERROR(TrainWithMpi(options, /*tcp=*/true, workers, &row->mpi_tcp_samples_per_s));

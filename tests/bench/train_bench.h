@@ -29,6 +29,11 @@ struct TrainRow {
   uint32_t workers = 0;
   double samples_per_s = 0;        // All workers together.
   double alone_samples_per_s = 0;  // The same networks on as many threads, on one batch, without any exchange.
+  // What is left of that where a step also moves the bytes that its mode has to, at the rate of a copy of the model in
+  // as many threads: which for a model that fits into caches is theirs: least passes over it with momentum, for each
+  // version the weights and the velocity read and written, and each gradient read once. 0: only bsp and asp have such a
+  // number. It is a bound where the processors are all busy: a server on a processor of its own moves them meanwhile.
+  double bound_samples_per_s = 0;
   // The same in as many ranks that sum with MPI, through shared memory and over TCP; 0: there is no MPI.
   double mpi_memory_samples_per_s = 0;
   double mpi_tcp_samples_per_s = 0;

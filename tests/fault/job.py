@@ -31,7 +31,9 @@ TAKES_LOCAL_STEPS = ("local_sgd", "diloco", "diloco_quorum", "diloco_async", "ea
 EACH_PUSH_IS_A_VERSION = ("asp", "ssp", "diloco_async", "easgd")
 EACH_PUSH_COUNTS = (*EACH_PUSH_IS_A_VERSION, "diloco_quorum")  # Alone, or with others in a version.
 HALF = ["--wire_dtype=bfloat16", "--weights_wire_dtype=bfloat16"]
-MODEL = ["--dataset=synthetic:samples=4000,features=20,classes=4", "--model=mlp:20,64,4", "--batch_size=8"]
+SAMPLES, BATCH_SIZE = 4000, 8
+MODEL = [f"--dataset=synthetic:samples={SAMPLES},features=20,classes=4", "--model=mlp:20,64,4"]
+MODEL += [f"--batch_size={BATCH_SIZE}"]
 
 
 def flags_of_mode(mode):
@@ -117,7 +119,7 @@ class Job:
         if copy is not None:
             shutil.copytree(copy, self.dir)
         self.own = own  # Each server has a folder of its own; `dir` is the chief's.
-        self.shards, self.steps, self.worker_flags = shards, steps, list(worker_flags)
+        self.mode, self.shards, self.steps, self.worker_flags = mode, shards, steps, list(worker_flags)
         self.checkpoints = checkpoints
         self.flags = [*flags_of_mode(mode), "--optimizer=momentum", "--learning_rate=0.05", f"--num_workers={workers}"]
         self.flags += ["--checkpoint_every=50", "--server_timeout=60s"] if checkpoints else []

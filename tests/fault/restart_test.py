@@ -118,6 +118,21 @@ def finished():
         assert job.weights()
 
 
+def finished_meanwhile():
+    """A server that is started again when its chief is about to end the finished job ends well, too."""
+    with Job("bsp", 2, steps=20) as job:
+        chief, job.servers[0] = job.servers[0], None
+        chief.kill()
+        job.servers[0] = job.start_server(0, ["--keep_running"])
+        job.start_workers()
+        assert [worker.end() for worker in job.workers] == [0, 0]
+        assert job.servers[1].end() == 0
+        job.servers[1] = job.start_server(1)
+        assert job.servers[1].end() == 0, job.servers[1].errors()
+        assert "the job is finished: nobody needs this server any more" in job.servers[1].errors()
+        job.servers[0].kill(signal.SIGTERM)
+
+
 def refused():
     """What cannot be gone back to is skipped, or refused, by its name."""
     with Job("bsp", 1, worker_flags=["--experiment_step_time=2ms"]) as job:
@@ -141,5 +156,5 @@ def refused():
 
 
 if __name__ == "__main__":
-    cases = [bsp, own_folders, modes, outer, finished, refused, stopped]
+    cases = [bsp, own_folders, modes, outer, finished, finished_meanwhile, refused, stopped]
     {case.__name__: case for case in cases}[sys.argv[2]]()

@@ -7,9 +7,7 @@ import random
 import sys
 import time
 
-from job import Job, wait_until
-
-SAMPLES, BATCH = 4000, 8  # As in job.MODEL.
+from job import BATCH_SIZE, SAMPLES, Job, wait_until
 
 
 def last_manifest(job):
@@ -64,7 +62,7 @@ def more_workers():
             job.servers[shard] = job.start_server(shard)
         job.start_workers()
         job.finish()
-        runs = 2 * SAMPLES // BATCH
+        runs = 2 * SAMPLES // BATCH_SIZE
         check_all_used(job, runs)
         assert [shard["version"] for shard in last_manifest(job)["shards"]] == [runs, runs]
 

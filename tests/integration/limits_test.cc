@@ -38,7 +38,7 @@ class LoneServer {
   explicit LoneServer(const CallLimits& limits = {}, size_t max_parked = 64, const std::string& mode = "asp")
       : metrics(*MetricsWriter::Open("", "shard")),
         shard(
-            {.num_workers = 1,
+            {.max_workers = 1,
              .mode = ModeNamed(mode),
              .hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0},
              .max_parked = max_parked,

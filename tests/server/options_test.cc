@@ -263,7 +263,8 @@ TEST_CASE("What a mode cannot do is said by flag, and a flag that it does not us
     options.mode = mode;
     return Message(ValidateServerOptions(options));
   };
-  CHECK(problem({.name = "backup", .backup_workers = 2}) == "--backup_workers=2: expected less than --num_workers=2");
+  CHECK(problem({.name = "backup", .backup_workers = 2}) ==
+        "--backup_workers=2: expected less than the job's workers (2)");
   CHECK(
       problem({.name = "easgd", .easgd_alpha = 0.5F}).find("--easgd_alpha=0.5: expected more than 0 and less than 1") ==
       0);
@@ -282,6 +283,38 @@ TEST_CASE("What a mode cannot do is said by flag, and a flag that it does not us
        {"", "0", "-1", "0epochs", "nanepochs", "1.5", "epochs", "1e300epochs", "99999999999999999"}) {
     CHECK_FALSE(ParseAverageEvery(every).ok());
   }
+}
+
+TEST_CASE("A job whose workers come and go hands out runs and goes on without those that are lost") {
+  ServerOptions options;
+  options.num_workers = 2;
+  options.max_workers = 2;
+  options.min_workers = 2;
+  CHECK_FALSE(options.elastic());
+  CHECK(ValidateServerOptions(options).ok());
+  CHECK(SharedSettings(options).count("max_workers") == 0);
+  options.max_workers = 4;
+  CHECK(Message(ValidateServerOptions(options)) ==
+        "--budget=share: a job of 2 to 4 workers cannot give each a fixed share of the data; add --budget=job");
+  options.budget = "job";
+  CHECK(ValidateServerOptions(options).ok());
+  CHECK(ModeOptionsOf(options).loss_action() == LossAction::kContinue);
+  CHECK(SharedSettings(options).at("on_worker_loss") == "continue");
+  CHECK(SharedSettings(options).at("min_workers") == "2");
+  CHECK(SharedSettings(options).at("max_workers") == "4");
+  for (const char* action : {"fail", "wait"}) {
+    options.mode.on_worker_loss = action;
+    CHECK(Message(ValidateServerOptions(options)) ==
+          absl::StrCat("--on_worker_loss=", action,
+                       ": a job of 2 to 4 workers goes on without those that leave or are lost"));
+  }
+  options.mode = {.name = "easgd", .easgd_alpha = 0.3F};  // Right for two, and not for four.
+  CHECK(Message(ValidateServerOptions(options)).find("--easgd_alpha=0.3: ") == 0);
+  options.mode = {};
+  options.max_workers = 1;
+  options.min_workers = 3;
+  CHECK(Message(ValidateServerOptions(options)) ==
+        "--max_workers=1: expected --num_workers=2 to 4096\n--min_workers=3: expected 1 to --num_workers=2");
 }
 
 TEST_CASE("diloco has an outer optimizer with defaults of its own, and says which flags leave which out") {
@@ -321,7 +354,7 @@ TEST_CASE("diloco has an outer optimizer with defaults of its own, and says whic
   CHECK(async.count("outer_weighting") == 0);
   ModeOptions quorum = {.name = "diloco", .outer_sync = "quorum"};
   CHECK(problem(quorum) ==
-        "--quorum=0: with --outer_sync=quorum, expected how many of the --num_workers=3 make a round");
+        "--quorum=0: with --outer_sync=quorum, expected how many of the job's 3 workers make a round");
   quorum.quorum = 4;
   CHECK(problem(quorum).find("--quorum=4: ") == 0);
   quorum.quorum = 2;

@@ -136,7 +136,7 @@ TEST_CASE(
   const bool beside_others = GENERATE(true, false);
   CAPTURE(mode, beside_others);
   ShardOptions options;
-  options.num_workers = 2;
+  options.max_workers = 2;
   options.mode.staleness = 9;
   Core shard(mode, options);
   REQUIRE(shard.core->state().applies_in_place());

@@ -72,7 +72,7 @@ TEST_CASE(
   const Layout model = {{"w", {1024}}};
   const auto versions = [&](const std::string& mode, uint32_t workers, uint64_t memory_bytes, size_t given = 0) {
     ShardOptions options = TestShard::With({}, mode);
-    options.num_workers = workers;
+    options.max_workers = workers;
     options.max_versions = given;
     options.memory_bytes = memory_bytes;
     const auto memory = MakeShardMemory(options, TestShard::View(1, v1::PHASE_GATHERING, model), [] {});

@@ -256,7 +256,7 @@ class SmallJob {
     ShardOptions options;
     options.shard = shard;
     options.num_shards = kShards;
-    options.num_workers = kWorkers;
+    options.max_workers = kWorkers;
     options.mode = plan_.mode;
     options.schedule = plan_.schedule;
     options.clip = plan_.clip;

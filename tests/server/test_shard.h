@@ -72,7 +72,7 @@ class TestShard {
 
   static ShardOptions With(ShardOptions options, const std::string& mode) {
     options.mode.name = mode;
-    options.num_workers = 2;
+    options.max_workers = 2;
     options.hyperparameters = {.learning_rate = 1, .momentum = 0.5F, .weight_decay = 0};
     return options;
   }

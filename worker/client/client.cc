@@ -648,8 +648,8 @@ absl::StatusOr<TakenRun> ClientImpl::TakeRun(const RunRequest& request) {
   asked.set_samples(request.samples);
   asked.set_batch_size(request.batch_size);
   asked.set_runs(request.runs);
-  for (;;) {
-    const auto left = std::max<std::chrono::nanoseconds>(wait_end - Now(), {});
+  for (bool paused = false;;) {
+    const auto left = std::max<std::chrono::nanoseconds>((paused ? TimePoint::max() : wait_end) - Now(), {});
     const auto wait = std::chrono::ceil<std::chrono::milliseconds>(std::min(left, ToChrono(options_.notice_every)));
     asked.set_wait_ms(static_cast<uint32_t>(wait.count()));
     v1::TakeRunReply reply;
@@ -663,7 +663,9 @@ absl::StatusOr<TakenRun> ClientImpl::TakeRun(const RunRequest& request) {
     }
     if (reply.outcome() == v1::TakeRunReply::DONE) return TakenRun{.outcome = TakenRun::Outcome::kDone};
     const bool has_open = request.finished + 1 < request.number;
-    if (has_open || Now() >= wait_end) return TakenRun{.outcome = TakenRun::Outcome::kWait};
+    // While training stands still for lack of workers, nobody waits for this one's contribution.
+    paused = reply.paused() && request.wait > absl::ZeroDuration();
+    if (has_open || (!paused && Now() >= wait_end)) return TakenRun{.outcome = TakenRun::Outcome::kWait};
     Notice(reply.waiting_for());
   }
 }

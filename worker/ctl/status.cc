@@ -134,9 +134,17 @@ absl::Status PrintShards(JobCalls& calls, const v1::StatusReply& job) {
   return result;
 }
 
+// "4", or, where they come and go, "2 to 6".
+std::string Workers(const v1::StatusReply& job) {
+  const bool elastic = job.min_workers() > 0;
+  return elastic ? absl::StrCat(job.min_workers(), " to ", job.max_workers()) : absl::StrCat(job.num_workers());
+}
+
 void PrintWorkers(const v1::StatusReply& job) {
-  std::cout << absl::StrFormat("\nworkers: %d of %d\n%5s  %-32s %-20s %11s %10s %10s\n", job.workers_size(),
-                               job.num_workers(), "rank", "name", "host", "incarnation", "step", "last heard");
+  std::cout << absl::StrFormat("\nworkers: %d of %s%s\n%5s  %-32s %-20s %11s %10s %10s\n", job.workers_size(),
+                               Workers(job),
+                               job.standbys() > 0 ? absl::StrCat(", ", job.standbys(), " standing by") : "", "rank",
+                               "name", "host", "incarnation", "step", "last heard");
   for (const v1::WorkerStatus& worker : job.workers()) {
     std::cout << absl::StrFormat("%5d  %-32s %-20s %11d %10d %8.1f s%s%s\n", worker.rank(), worker.name(),
                                  worker.host(), worker.incarnation(), worker.step(),

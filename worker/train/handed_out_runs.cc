@@ -91,9 +91,9 @@ class HandedOutRuns final : public BatchSource {
 
 absl::StatusOr<std::unique_ptr<BatchSource>> MakeHandedOutRuns(const HandedOutRunsOptions& options) {
   SamplerOptions runs = options.sampler;
+  runs.rank = 0;  // Where workers come and go there are ranks beyond those that the job begins with.
   PS_ASSIGN_OR_RETURN(Sampler share, Sampler::Create(runs));
   runs.num_workers = 1;
-  runs.rank = 0;
   runs.batch_size = share.batch_size();
   PS_ASSIGN_OR_RETURN(Sampler sampler, Sampler::Create(runs));
   return std::make_unique<HandedOutRuns>(options, std::move(sampler));

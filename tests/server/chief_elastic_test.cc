@@ -1,0 +1,271 @@
+// Workers that come and go (--min_workers, --max_workers) at the chief: who takes part, who waits, and when training
+// does.
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "tests/server/test_job.h"
+
+namespace ps {
+namespace {
+
+using JoinAnswer = std::shared_ptr<std::optional<absl::StatusOr<v1::JoinReply>>>;
+using RunAnswer = std::shared_ptr<std::optional<absl::StatusOr<v1::TakeRunReply>>>;
+
+// A job of 2 to 3 workers that begins with two, and deals four runs.
+class ElasticJob {
+ public:
+  explicit ElasticJob(const ChiefOptions& options = Options()) : job(options) {
+    for (const char* name : {"a", "b"}) ids.push_back(job.Join(Request(name))->id());
+    job.Initialised(0);
+    REQUIRE(job.view.phase() == v1::PHASE_RUNNING);
+  }
+
+  static ChiefOptions Options() {
+    ChiefOptions options = TestJob::Options("asp", 2, 1, /*hands_out_runs=*/true);
+    options.max_workers = 3;
+    options.min_workers = 2;
+    options.max_standbys = 2;
+    options.mode.on_worker_loss = "continue";
+    return options;
+  }
+
+  v1::JoinRequest Request(const std::string& name) {
+    v1::JoinRequest request = job.Request(name);
+    request.set_join_request_id(std::hash<std::string>()(name));
+    return request;
+  }
+
+  JoinAnswer Join(const std::string& name, std::chrono::nanoseconds wait = std::chrono::seconds(1)) {
+    auto answer = std::make_shared<std::optional<absl::StatusOr<v1::JoinReply>>>();
+    job.chief.Join(Request(name), job.now, job.now + wait, [answer](const auto& reply) { *answer = reply; });
+    return answer;
+  }
+  // Rank of a join that was answered.
+  static uint32_t Rank(const JoinAnswer& answer) {
+    REQUIRE(answer->has_value());
+    REQUIRE((*answer)->ok());
+    return (**answer)->id().rank();
+  }
+
+  RunAnswer Take(const v1::Identity& id, uint64_t number, uint64_t finished) {
+    v1::TakeRunRequest request;
+    *request.mutable_id() = id;
+    request.set_number(number);
+    request.set_finished(finished);
+    request.set_samples(4);
+    request.set_batch_size(1);
+    request.set_runs(4);
+    auto answer = std::make_shared<std::optional<absl::StatusOr<v1::TakeRunReply>>>();
+    job.chief.TakeRun(request, job.now, job.now + std::chrono::seconds(1),
+                      [answer](const auto& reply) { *answer = reply; });
+    return answer;
+  }
+  static std::optional<uint64_t> Run(const RunAnswer& answer) {
+    if (!answer->has_value() || !(*answer)->ok() || (**answer)->outcome() != v1::TakeRunReply::RUN) return {};
+    return (**answer)->run();
+  }
+
+  void Leave(const v1::Identity& id) {
+    v1::LeaveRequest request;
+    *request.mutable_id() = id;
+    request.set_reason("asked to");
+    REQUIRE(job.chief.Leave(request, job.now).ok());
+  }
+  // Those who are there renew their leases meanwhile.
+  void Pass(std::chrono::nanoseconds time) {
+    job.now += time;
+    for (const v1::Identity& id : ids) {
+      v1::HeartbeatRequest beat;
+      *beat.mutable_id() = id;
+      (void)job.chief.Heartbeat(beat, job.now);
+    }
+    job.chief.Tick(job.now);
+  }
+
+  TestJob job;
+  std::vector<v1::Identity> ids;
+};
+
+TEST_CASE("A worker joins a job that trains, up to the most, and gets a rank of its own") {
+  ElasticJob elastic;
+  CHECK(ElasticJob::Rank(elastic.Join("c")) == 2);
+  CHECK(elastic.job.view.members_size() == 3);
+  v1::JoinRequest claims = elastic.Request("d");
+  claims.set_rank(3);
+  CHECK(Message(elastic.job.Join(claims).status()) == "--rank=3: the job's ranks are 0 to 2 (--max_workers=3)");
+}
+
+TEST_CASE("Workers beyond the most stand by, and take places in the order in which they came") {
+  ElasticJob elastic;
+  elastic.ids.push_back(elastic.Join("c")->value()->id());
+  const JoinAnswer first = elastic.Join("d");
+  const JoinAnswer second = elastic.Join("e");
+  CHECK(!first->has_value());
+  CHECK(!second->has_value());
+  CHECK(elastic.job.chief.Status(elastic.job.now).standbys() == 2);
+  CHECK(Message(elastic.Join("f")->value().status()) ==
+        "the job has all of its workers (--max_workers=3), and 2 more stand by (--max_standbys)");
+  elastic.Leave(elastic.ids[1]);
+  CHECK(ElasticJob::Rank(first) == 1);
+  CHECK(!second->has_value());
+  elastic.Leave(elastic.ids[0]);
+  CHECK(ElasticJob::Rank(second) == 0);
+  CHECK(elastic.job.chief.Status(elastic.job.now).standbys() == 0);
+}
+
+TEST_CASE("A standby that calls again keeps its place, and one that does not come back loses it") {
+  ElasticJob elastic;
+  elastic.ids.push_back(elastic.Join("c")->value()->id());
+  const JoinAnswer first = elastic.Join("d");
+  const JoinAnswer second = elastic.Join("e", std::chrono::hours(1));
+  elastic.Pass(std::chrono::seconds(2));
+  REQUIRE(first->has_value());
+  CHECK(absl::IsDeadlineExceeded((*first)->status()));
+  CHECK(!second->has_value());
+  const JoinAnswer again = elastic.Join("d", std::chrono::hours(1));
+  elastic.Leave(elastic.ids[2]);
+  CHECK(ElasticJob::Rank(again) == 2);
+  // The next one's call ends, and it does not come back.
+  const JoinAnswer third = elastic.Join("f");
+  elastic.Pass(std::chrono::seconds(2));
+  CHECK(elastic.job.chief.Status(elastic.job.now).standbys() == 2);
+  elastic.Pass(std::chrono::seconds(6));
+  CHECK(elastic.job.chief.Status(elastic.job.now).standbys() == 1);
+}
+
+TEST_CASE("A standby does not take the place of a worker whose connection has only just broken") {
+  ChiefOptions options = ElasticJob::Options();
+  options.max_workers = 2;
+  options.min_workers = 1;
+  ElasticJob elastic(options);
+  v1::WatchRequest watch;
+  *watch.mutable_id() = elastic.ids[1];
+  const absl::StatusOr<uint64_t> opened = elastic.job.chief.Watch(watch, elastic.job.now, [](const auto&) {});
+  REQUIRE(opened.ok());
+  const JoinAnswer standby = elastic.Join("c", std::chrono::hours(1));
+  elastic.job.chief.OnWatchGone(*opened, elastic.job.now);
+  elastic.Pass(std::chrono::milliseconds(500));
+  CHECK(!standby->has_value());
+  elastic.Pass(std::chrono::milliseconds(600));  // Longer than --reconnect_grace.
+  CHECK(ElasticJob::Rank(standby) == 1);
+}
+
+TEST_CASE("With fewer than the least no runs are dealt, however long it takes, until another worker is there") {
+  ElasticJob elastic;
+  CHECK(ElasticJob::Run(elastic.Take(elastic.ids[0], 1, 0)) == 0);
+  elastic.Leave(elastic.ids[1]);
+  const RunAnswer waits = elastic.Take(elastic.ids[0], 2, 1);
+  CHECK(!waits->has_value());
+  elastic.Pass(std::chrono::seconds(2));
+  REQUIRE(waits->has_value());
+  CHECK((**waits)->paused());
+  CHECK((**waits)->waiting_for() == "training waits for 1 more worker (1 of at least 2 (--min_workers) is there)");
+  const RunAnswer goes_on = elastic.Take(elastic.ids[0], 2, 1);
+  elastic.ids.push_back(elastic.Join("c")->value()->id());
+  CHECK(ElasticJob::Run(goes_on) == 1);
+}
+
+TEST_CASE("A job with too few workers for too long fails, but not one that needs no more") {
+  ElasticJob elastic;
+  elastic.Leave(elastic.ids[1]);
+  elastic.Pass(std::chrono::seconds(59));
+  CHECK(elastic.job.ends == 0);
+  elastic.Pass(std::chrono::seconds(2));
+  CHECK(elastic.job.ended == v1::PHASE_FAILED);
+  CHECK(elastic.job.reason ==
+        "training has waited for 1 more worker (1 of at least 2 (--min_workers) is there) for 61 s "
+        "(--replacement_timeout=60 s)");
+
+  ElasticJob done;
+  for (uint64_t run = 1; run <= 4; ++run) CHECK(ElasticJob::Run(done.Take(done.ids[0], run, run - 1)) == run - 1);
+  const RunAnswer last = done.Take(done.ids[0], 5, 4);
+  REQUIRE(last->has_value());
+  CHECK((**last)->outcome() == v1::TakeRunReply::DONE);
+  done.Leave(done.ids[1]);
+  CHECK(done.job.chief.Status(done.job.now).waiting_for().find("training waits") == std::string::npos);
+}
+
+TEST_CASE("A worker that has a run ends it before training stands still, and hears that all are used") {
+  ElasticJob elastic;
+  for (uint64_t run = 1; run <= 4; ++run) {
+    CHECK(ElasticJob::Run(elastic.Take(elastic.ids[0], run, run - 1)) == run - 1);
+  }
+  elastic.Leave(elastic.ids[1]);
+  const v1::StatusReply waits = elastic.job.chief.Status(elastic.job.now);
+  CHECK(waits.waiting_for().find("training waits for 1 more worker") == 0);
+  const RunAnswer repeated = elastic.Take(elastic.ids[0], 4, 3);
+  CHECK(ElasticJob::Run(repeated) == 3);
+  const RunAnswer last = elastic.Take(elastic.ids[0], 5, 4);
+  REQUIRE(last->has_value());
+  CHECK((**last)->outcome() == v1::TakeRunReply::DONE);
+  elastic.Pass(std::chrono::seconds(61));
+  CHECK(elastic.job.ends == 0);
+}
+
+TEST_CASE("A job whose workers are all done ends with the last of them, however it goes") {
+  for (const bool leaves : {true, false}) {
+    ElasticJob elastic;
+    for (uint64_t run = 1; run <= 4; ++run) (void)elastic.Take(elastic.ids[0], run, run - 1);
+    for (const v1::Identity& id : elastic.ids) {
+      v1::DoneRequest done;
+      *done.mutable_id() = id;
+      elastic.job.chief.Done(done, elastic.job.now, elastic.job.now + std::chrono::seconds(1), [](const auto&) {});
+    }
+    elastic.Leave(elastic.ids[1]);
+    CHECK(elastic.job.ends == 0);
+    if (leaves) {
+      elastic.Leave(elastic.ids[0]);
+    } else {
+      elastic.job.now += std::chrono::seconds(11);
+      elastic.job.chief.Tick(elastic.job.now);
+    }
+    CHECK(elastic.job.ended == v1::PHASE_FAILED);
+    CHECK(elastic.job.reason.find("no worker is left") == 0);
+  }
+}
+
+TEST_CASE("When enough workers are there and none has rank 0, the lowest brings the initial weights") {
+  TestJob job(ElasticJob::Options());
+  v1::JoinRequest request = job.Request("a");
+  request.set_rank(2);
+  REQUIRE(job.Join(request).ok());
+  request = job.Request("b");
+  request.set_rank(1);
+  const absl::StatusOr<v1::JoinReply> second = job.Join(request);
+  REQUIRE(second.ok());
+  CHECK(second->initialise());
+  CHECK(second->lead());
+  job.Initialised(0);
+  CHECK(job.view.phase() == v1::PHASE_RUNNING);
+}
+
+TEST_CASE("A worker that was fenced off stands by where no rank is free, and stands by no longer when it has one") {
+  ElasticJob elastic;
+  elastic.ids.push_back(elastic.Join("c")->value()->id());
+  v1::JoinRequest request = elastic.Request("d");
+  request.set_rank(1);
+  request.set_yields(true);
+  CHECK(elastic.job.Join(request).status().code() == absl::StatusCode::kUnknown);  // No answer.
+  CHECK(elastic.job.chief.Status(elastic.job.now).standbys() == 1);
+  elastic.Pass(std::chrono::seconds(2));
+  elastic.Leave(elastic.ids[2]);
+  const absl::StatusOr<v1::JoinReply> joined = elastic.job.Join(request);
+  REQUIRE(joined.ok());
+  CHECK(joined->id().rank() == 2);
+  CHECK(elastic.job.chief.Status(elastic.job.now).standbys() == 0);
+}
+
+TEST_CASE("A job without any worker waits for others, where they come and go") {
+  ElasticJob elastic;
+  for (const v1::Identity& id : elastic.ids) elastic.Leave(id);
+  CHECK(elastic.job.ends == 0);
+  CHECK(elastic.job.chief.Status(elastic.job.now).waiting_for() ==
+        "training waits for 2 more workers (0 of at least 2 (--min_workers) are there)");
+  CHECK(ElasticJob::Rank(elastic.Join("c")) == 0);
+  CHECK(ElasticJob::Rank(elastic.Join("d")) == 1);
+  CHECK(elastic.job.chief.Status(elastic.job.now).waiting_for().find("training waits") == std::string::npos);
+}
+
+}  // namespace
+}  // namespace ps
