@@ -119,7 +119,7 @@ def nobody_comes():
             job.workers.pop(1).kill()
             assert job.servers[0].end() == 1
             assert "the job failed: " + WAITS.replace("waits", "has waited") in job.servers[0].errors()
-            assert "(--replacement_timeout=1 s)" in job.servers[0].errors()
+            assert "(--replacement_timeout=1.0 s)" in job.servers[0].errors()
             assert job.servers[1].end() == job.workers.pop().end() == 1
             saved = job.complete()[job.newest()].manifest
             assert min(shard["version"] for shard in saved["shards"]) > 20, saved

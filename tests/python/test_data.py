@@ -344,6 +344,13 @@ def test_runs_are_batches_of_a_single_worker_s_permutation() -> None:
         len(batches)
 
 
+def test_runs_are_the_same_for_a_rank_beyond_those_that_the_job_began_with() -> None:
+    chief = Chief([1, None])
+    chief.rank = 3  # Where workers come and go.
+    alone = Sampler(10, num_workers=1, rank=0, batch_size=4)
+    assert list(Batches(list(range(10)), chief, batch_size=4)) == [alone.plan(1).indices]
+
+
 def test_a_worker_without_a_run_fills_the_steps_of_others() -> None:
     chief = Chief([0, "wait", "wait", 2, None], fills=True)
     assert len(list(Batches(samples(10), chief, batch_size=4))) == 2
