@@ -243,7 +243,7 @@ void ChiefCore::MoveStandbys(TimePoint now) {
                                   job_.options().most_workers(), "), and this one takes the next free place"))});
   }
   while (standbys_.size() > 0) {
-    if (!job_.over() && !job_.finishing() && !job_.HasFreeRank()) return;
+    if (!job_.over() && (job_.finishing() || !job_.HasFreeRank())) return;
     const std::optional<Standbys::Standby> standby = standbys_.TakeFirst();
     if (!standby.has_value()) return;
     const absl::StatusOr<JobState::Joined> joined = job_.Join(standby->request, /*room=*/true, now);

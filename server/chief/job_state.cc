@@ -136,7 +136,9 @@ absl::Status JobState::CheckJoin(const v1::JoinRequest& request, bool room) cons
   PS_RETURN_IF_ERROR(CheckJoinTexts(request));
   PS_RETURN_IF_ERROR(Serving());
   PS_RETURN_IF_ERROR(CheckDescent(request.known_checkpoints(), "this worker"));
-  if (finishing_) return absl::FailedPreconditionError("all workers are done; the job is about to end");
+  if (finishing_ && !options_.elastic()) {
+    return absl::FailedPreconditionError("all workers are done; the job is about to end");
+  }
   // Before the model, which differs as well where data do.
   if (request.has_own_data() && request.job() == options_.job) {
     PS_RETURN_IF_ERROR(own_data_.CheckKind(request.own_data()));
@@ -153,8 +155,9 @@ absl::Status JobState::CheckJoin(const v1::JoinRequest& request, bool room) cons
 bool JobState::HasToWait(const v1::JoinRequest& request) const {
   const bool is_new = (!request.has_rank() || request.yields()) && members_.FindName(request.name()) == nullptr &&
                       members_.FindJoin(request.join_request_id()) == nullptr;
-  return options_.elastic() && !over() && !finishing_ && is_new &&
-         !(options_.max_standbys > 0 ? HasFreeRank() : members_.RankForNewcomer().has_value());
+  const bool has_place = options_.max_standbys > 0 ? HasFreeRank() : members_.RankForNewcomer().has_value();
+  // When all are done, another one is needed only if they are lost.
+  return options_.elastic() && !over() && is_new && (finishing_ || !has_place);
 }
 
 absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, bool room, TimePoint now) {
@@ -415,9 +418,12 @@ void JobState::LoseMember(const Member& member, const std::string& why, TimePoin
     replacements_.Await(member, now);
     spdlog::warn("rank {} is kept for another worker for {} (--replacement_timeout)", member.rank,
                  FormatSeconds(options_.replacement_timeout));
-  } else if (action == LossAction::kContinue && members_.members().empty() && (!options_.elastic() || finishing_)) {
+  } else if (action == LossAction::kContinue && members_.members().empty()) {
     if (lead_left_) return SetPhase(v1::PHASE_FINISHED, "");
-    SetPhase(v1::PHASE_FAILED, absl::StrCat("no worker is left; the last, ", member.ToString(), ", ", why));
+    if (!options_.elastic()) {
+      return SetPhase(v1::PHASE_FAILED, absl::StrCat("no worker is left; the last, ", member.ToString(), ", ", why));
+    }
+    finishing_ = false;  // Another one may come, and evaluate.
   }
 }
 

@@ -174,6 +174,12 @@ void JobState::CheckRestoring(TimePoint now) {
     spdlog::info("no worker came within {} (--server_timeout)", FormatSeconds(checkpoints.server_timeout));
     return SetPhase(v1::PHASE_FINISHED, "");
   }
+  // A worker may have come back whose last call was not answered; the other servers have no reason to.
+  if (finished && !shards_.Missing().empty() && waited > checkpoints.server_timeout) {
+    spdlog::info("all steps were made, and other servers did not come back within {} (--server_timeout)",
+                 FormatSeconds(checkpoints.server_timeout));
+    return SetPhase(v1::PHASE_FINISHED, "");
+  }
   if (!finished) CheckRejoining(now);
   if (ended() || !checkpoints.again) return;  // Who starts a job may take their time.
   const std::vector<uint32_t> missing = shards_.Missing();

@@ -323,7 +323,7 @@ absl::Status CheckServerFlags(const CommandLine& line) {
       absl::GetFlag(FLAGS_min_workers).value_or(num_workers) < absl::GetFlag(FLAGS_max_workers).value_or(num_workers);
   flags.push_back({.flag = "max_standbys",
                    .idle = !elastic,
-                   .why = "without --min_workers or --max_workers the job keeps the workers that it has"});
+                   .why = "--min_workers is not below --max_workers, so the job keeps the workers that it has"});
   const LossAction on_loss = ModeOptionsFromFlags().loss_action();
   flags.push_back({.flag = "replacement_timeout",
                    .idle = on_loss != LossAction::kWait && !elastic,

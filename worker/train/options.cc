@@ -154,6 +154,10 @@ absl::Status TakeJobFlags(const ClientOptions& options, CommandLine& line) {
     return !IsJobFlag(entry.first) || line.given.contains(entry.first) || GivenOtherwise(line, entry.first) ||
            FlagValue(entry.first) == entry.second;
   });
+  if (told->empty() && told_nothing) {
+    spdlog::info("the job has not begun, or has these flags, too: --dataset={} --model={}", FlagValue("dataset"),
+                 FlagValue("model"));
+  }
   if (told->empty()) return absl::OkStatus();
   spdlog::info("taken from the job: {}", absl::StrJoin(*told, " ", [](std::string* out, const auto& entry) {
                  absl::StrAppend(out, "--", entry.first, "=", entry.second);

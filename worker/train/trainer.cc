@@ -62,6 +62,7 @@ absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags)
   while (ComesBack(status)) {
     status = JoinAgain(status);
     if (status.ok()) status = TrainGeneration(flags);
+    if (left_ && IsJobFinished(status)) status = absl::OkStatus();  // It was about to hear that.
   }
   if (absl::IsFailedPrecondition(status) && stop_.stop_requested()) status = absl::CancelledError(Message(status));
   // It was waiting for others, or its place in the job was gone already.
@@ -77,6 +78,7 @@ absl::Status Trainer::JoinJob(const ClientOptions& options) {
 }
 
 absl::Status Trainer::TrainGeneration(const nlohmann::ordered_json& flags) {
+  left_ = false;
   if (options_.data.own) PS_RETURN_IF_ERROR(TakeDataOfAll());
   PS_RETURN_IF_ERROR(SetUp());
   if (!std::exchange(told_start_, true)) WriteStart(flags);
@@ -312,7 +314,8 @@ absl::Status Trainer::Leave() {
   // If hashing or saving failed, the next lead tries.
   const absl::Status left =
       client_->Leave(result_.end_status.ok() ? "" : Printable(Message(result_.end_status), kMaxReasonBytes));
-  if (ComesBack(left) && client_->rolled_back()) return left;
+  left_ = ComesBack(left) && client_->rolled_back();
+  if (left_) return left;
   result_.end_status.Update(left);
   return absl::OkStatus();
 }

@@ -102,6 +102,7 @@ class Trainer {
   enum class Ending { kNone, kRolledBack, kFenced };
   Ending ended_before_ = Ending::kNone;
   std::atomic<bool> leaves_in_order_ = false;
+  bool left_ = false;                    // It had no more to do when the job was rolled back.
   std::atomic<bool> training_ = false;   // It makes steps.
   std::atomic<bool> concludes_ = false;  // It is the lead, and all are done.
   Waiting waiting_;                      // For servers, while it makes steps.
