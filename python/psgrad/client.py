@@ -7,6 +7,7 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ _STOP_S = 0.5
 
 _T = TypeVar("_T")
 _waited_for: list[_core.Client] = []  # By any thread, at this moment.
+_have_waited: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def _end_calls() -> None:
@@ -32,8 +34,9 @@ def _end_calls() -> None:
         client.stop()
     _core.join_calls()
     end = time.monotonic() + _STOP_S
-    while _waited_for and time.monotonic() < end:
-        time.sleep(0.001)
+    for thread in list(_have_waited):  # What a thread holds ends with it, and does so within C++, too.
+        if thread.daemon and thread is not threading.current_thread():
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 atexit.register(_end_calls)
@@ -77,6 +80,7 @@ class OptimizerSettings:
 def _until(poll: Callable[[float], _T | None], client: _core.Client, timeout: float | None, what: str) -> _T:
     """What ``poll(seconds)`` returns once it is something. Signals are handled in between: Ctrl-C ends the wait."""
     end = None if timeout is None else time.monotonic() + timeout
+    _have_waited.add(threading.current_thread())
     _waited_for.append(client)
     try:
         while True:
