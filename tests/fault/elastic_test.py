@@ -16,7 +16,7 @@ RUNS = EPOCHS * SAMPLES // BATCH_SIZE
 
 
 def elastic(mode, shards, *flags, **options):
-    """A job that begins with two workers, of one to four, and has a second or more to train."""
+    """A job that begins with two workers, may have one to four, and trains for some seconds."""
     rounds = ["--local_steps=4"] if mode.startswith("diloco") or mode in ("local_sgd", "easgd") else []
     rounds += ["--quorum=2"] if mode == "diloco_quorum" else []
     limits = [] if any("max_workers" in flag for flag in flags) else ["--min_workers=1", "--max_workers=4"]
@@ -110,7 +110,7 @@ def waits_below_the_least():
 
 
 def nobody_comes():
-    """Then the job takes a checkpoint and fails by its reason; started again it goes on from there, and all count."""
+    """A job that has too few for too long takes a checkpoint and fails; started again it goes on from there."""
     flags = ["--min_workers=2", "--max_workers=3", "--replacement_timeout=1s"]
     for mode in ("bsp", "asp"):
         with elastic(mode, 2, "--checkpoint_every=1h", *flags) as job:
