@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Two servers and three workers in containers, one worker four times as slow as the others, train Fashion-MNIST first in
 # sync and then in async mode; then in sync mode once more, with checkpoints, and a worker and then the chief are killed on the
-# way. At the end it says what the slow worker cost, with figures, and whether the weights are those of an undisturbed run.
+# way; then a job to which a worker comes while it trains, and which two others leave. At the end it says what the slow worker
+# cost, with figures, whether the weights are those of an undisturbed run, and whether each sample counted once.
 #
 #   deploy/compose-demo.sh [--no-build]
 #
@@ -113,6 +114,56 @@ train_killed() {
   killed down --volumes >>"$log" 2>&1
 }
 
+# A sync job to which a worker comes while it trains, and which two leave: with Compose, another number of containers.
+train_elastic() {
+  local log=$RUNS/elastic.log deadline=$((SECONDS + UP_LIMIT_S)) chief container
+  elastic() {
+    env RUNS=../runs/compose/elastic MODE=bsp BUDGET=job EPOCHS=1 STEP_TIME="$SLOW_STEP_TIME" \
+      SERVER_FLAGS="--min_workers=1 --max_workers=4" timeout "$UP_LIMIT_S" "${compose[@]}" "$@"
+  }
+  # becomes N: there are so many containers of full speed, beside the slow one, and as many workers in the job.
+  becomes() {
+    elastic up -d --no-recreate --scale worker="$1" >>"$log" 2>&1 </dev/null ||
+      { tail -n 20 "$log" >&2; fail "the job with workers that come and go could not have $1 of them; see $log"; }
+    until docker exec "$chief" ps_ctl --server=127.0.0.1:5000 status 2>/dev/null | grep -q "^workers: $(($1 + 1)) of"; do
+      ((SECONDS < deadline)) || fail "the job with workers that come and go did not get to $1 and a slow one; see $log"
+      [[ $(docker inspect --format '{{.State.Status}}' "$chief") == running ]] ||
+        fail "the job with workers that come and go was over before it had $1 and a slow one; see $log"
+      sleep 0.1
+    done
+  }
+  echo "compose-demo: a sync job of 3 workers to which one comes, and which two leave" >&2
+  elastic up -d >"$log" 2>&1 </dev/null || { tail -n 20 "$log" >&2; fail "the job with workers that come and go did not start; see $log"; }
+  chief=$(elastic ps -q server-0)
+  becomes 3
+  becomes 1
+  for container in $(elastic ps -a -q); do
+    while [[ $(docker inspect --format '{{.State.Status}}' "$container") != exited ]]; do
+      ((SECONDS < deadline)) || fail "the job with workers that come and go did not end; its output is in $log"
+      sleep 0.2
+    done
+    [[ $(docker inspect --format '{{.State.ExitCode}}' "$container") == 0 ]] ||
+      fail "a container of the job with workers that come and go ended badly; its output is in $log"
+  done
+  elastic logs --no-color >>"$log" 2>&1
+  elastic down --volumes >>"$log" 2>&1
+}
+
+# each_sample_once FILE: "yes" if what the chief handed out, less what came back, is each run of samples once.
+each_sample_once() {
+  python3 - "$1" <<'PYTHON'
+import collections, json, sys
+
+events = [json.loads(line) for line in open(sys.argv[1])]
+(terms,) = (event for event in events if event["event"] == "runs")
+counts = collections.Counter()
+for event in events:
+    if event["event"] == "run":
+        counts[event["run"]] += -1 if event["returned"] else 1
+print("yes" if counts == dict.fromkeys(range(terms["runs"]), 1) else "no")
+PYTHON
+}
+
 # hash_in LOG: the weights hash that the job printed.
 hash_in() { sed -n 's/.*weights hash: \([0-9a-f]\{32\}\).*/\1/p' "$1" | tail -n 1; }
 
@@ -120,6 +171,7 @@ mkdir -p "$RUNS"
 train bsp
 train asp
 train_killed
+train_elastic
 echo "compose-demo: the same sync job once more on one server, without a slow worker, for its weights" >&2
 MODE=bsp timeout "$UP_LIMIT_S" "${compose[@]}" --profile expected run --rm -T expected >"$RUNS/expected.log" 2>&1 </dev/null ||
   { tail -n 20 "$RUNS/expected.log" >&2; fail "the job on one server failed; its output is in $RUNS/expected.log"; }
@@ -127,4 +179,7 @@ found=$(hash_in "$RUNS/bsp.log")
 expected=$(hash_in "$RUNS/expected.log")
 killed=$(hash_in "$RUNS/killed.log")
 [[ -n $found && -n $expected ]] || fail "the sync job printed no weights hash; its output is in $RUNS/bsp.log"
+once=$(each_sample_once "$RUNS/elastic/bsp/server-0.jsonl")
+echo "each sample counted once while workers came and went: $once"
 deploy/compare.sh verdicts "$RUNS" --no-build --hash="$found" --expected_hash="$expected" --killed_hash="${killed:-none}"
+[[ $once == yes ]]

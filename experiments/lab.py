@@ -279,7 +279,7 @@ def run_once(lab: Lab, spec: JobSpec) -> dict[str, Any]:
         for rank in range(spec.workers)
     ]
     began = time.monotonic()
-    with _job(lab, spec.name, folder) as job:
+    with guarded(lab, spec.name, folder) as job:
         job.start(lab.bin, servers, workers)
         job.wait(spec.limit_s)
         wall_s = time.monotonic() - began
@@ -301,7 +301,7 @@ def run_program(lab: Lab, name: str, command: Sequence[str], folder: Path, limit
 def run_programs(lab: Lab, folder: Path, commands: dict[str, Sequence[str]], limit_s: float) -> list[Child]:
     """The same with several at a time, by name."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _job(lab, "", folder) as job:
+    with guarded(lab, "", folder) as job:
         for name, command in commands.items():
             job.start_worker(name, command)
         job.wait(limit_s)
@@ -309,7 +309,7 @@ def run_programs(lab: Lab, folder: Path, commands: dict[str, Sequence[str]], lim
 
 
 @contextlib.contextmanager
-def _job(lab: Lab, name: str, folder: Path) -> Iterator[Job]:
+def guarded(lab: Lab, name: str, folder: Path) -> Iterator[Job]:
     job = Job(folder, lab.stop, blame_s=0)
     try:
         yield job

@@ -30,6 +30,7 @@ NAMES = (
     "wire",
     "slow_links",
     "slow_worker",
+    "elastic",
     "gaussians",
 )
 

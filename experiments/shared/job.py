@@ -55,6 +55,7 @@ class Job:
         self.folder = folder
         self.servers: list[Child] = []
         self.workers: list[Child] = []
+        self.chief = ""  # Its address, once it listens.
         self.clock = CpuClock()
         self._stop = stop
         self._blame_s = blame_s
@@ -70,18 +71,17 @@ class Job:
 
     def start(self, bin: Path, servers: Sequence[Part], workers: Sequence[Part]) -> None:
         """ps_server for each part of the model, the chief first, and ps_worker for each rank."""
-        chief = ""
         for shard, part in enumerate(servers):
             flags = [f"--num_workers={len(workers)}"]
             if len(servers) > 1:
                 flags += [f"--num_shards={len(servers)}", f"--shard={shard}"]
-            if chief:
-                flags.append(f"--chief={chief}")
+            if self.chief:
+                flags.append(f"--chief={self.chief}")
             name = f"server{shard}"
             self.servers.append(self._child(name, part.command(bin / "ps_server", self.folder, name, flags)))
-            chief = chief or self._address(self.servers[0])
+            self.chief = self.chief or self._address(self.servers[0])
         for rank, part in enumerate(workers):
-            flags, name = [f"--server={chief}", f"--rank={rank}"], f"worker{rank}"
+            flags, name = [f"--server={self.chief}", f"--rank={rank}"], f"worker{rank}"
             self.start_worker(name, part.command(bin / "ps_worker", self.folder, name, flags))
 
     def _child(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Child:

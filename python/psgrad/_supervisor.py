@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import os
 import re
 import select
@@ -24,6 +25,9 @@ from psgrad._lines import READ_BYTES, Lines, Sink
 _BLAME_S = 1.0
 # Processes that a child has left behind hold its pipes open.
 _DRAIN_S = 1.0
+# A worker that failed is started again after 1 s, 2 s, 4 s, …; after a longer life than this it counts as new.
+_FIRST_PAUSE_S = 1.0
+_LONG_LIFE_S = 60.0
 # What a pipe holds: the kernel's default for what a user without privileges may ask for.
 _PIPE_BYTES_MAX = 1 << 20
 
@@ -190,14 +194,32 @@ class Stopped(Exception):
         self.number = number
 
 
+@dataclass
+class _Life:
+    """How a worker was started, and how often the one in this place has failed, each time after a short life."""
+
+    rank: int
+    command: Sequence[str]
+    env: Mapping[str, str]
+    began: float
+    failures: int = 0
+    next_at: float | None = None  # It has failed; when another one takes its place.
+
+
 class Supervisor:
     """Used by one thread, which is the one that the children are tied to. What they write goes to `sink`, as whole
     lines with the writer's name before each.
+
+    max_restarts: a worker that fails is started again while the servers run, at most so often, unless it had a long
+    life before. Then it is nobody's failure.
     """
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, max_restarts: int = 0) -> None:
         self.servers: list[Server] = []
         self.workers: list[Process] = []
+        self._max_restarts = max_restarts
+        self._lives: dict[Process, _Life] = {}
+        self._ending = False
         # What is waited for besides the processes: descriptors to read from, and what to do then.
         self.sources: dict[int, Callable[[], object]] = {}
         self.stopped_by: int | None = None  # A signal. May be set by its handler.
@@ -211,9 +233,58 @@ class Supervisor:
     # ---- Starting
 
     def start_worker(self, rank: int, command: Sequence[str], env: Mapping[str, str]) -> None:
-        worker = Child(f"worker {rank}", command, env)
+        self._start_worker(_Life(rank, command, env, time.monotonic()))
+
+    def _start_worker(self, life: _Life) -> None:
+        worker = Child(f"worker {life.rank}", life.command, life.env)
         self.workers.append(worker)
+        if self._max_restarts > 0:
+            self._lives[worker] = life
         self._read_output(worker)
+
+    def _replace_failed(self) -> None:
+        """Sees to workers that have failed and are to be started again."""
+        now = time.monotonic()
+        for worker, life in list(self._lives.items()):
+            if not worker.failed:
+                continue
+            if life.next_at is None:
+                life.failures = 1 if now - life.began > _LONG_LIFE_S else life.failures + 1
+                pause_s = _FIRST_PAUSE_S * 2 ** (life.failures - 1)
+                life.next_at = now + pause_s
+                if self._comes_again(worker):
+                    count = f"{life.failures} of {self._max_restarts} times"
+                    self._say(worker, f"it is started again in {pause_s:g} s ({count})")
+            elif life.next_at <= now and self._comes_again(worker):
+                self._let_go(worker)
+                self._start_worker(_Life(life.rank, life.command, life.env, now, life.failures))
+            elif self._job_has_ended() and life.next_at != math.inf:
+                life.next_at = math.inf
+                self._say(worker, "it is not started again: the job has ended well without it")
+
+    def _comes_again(self, process: Process) -> bool:
+        """It has failed, and another one takes its place."""
+        life = self._lives.get(process)
+        if life is None or not process.failed or self._ending or self.stopped_by is not None:
+            return False
+        return life.failures <= self._max_restarts and all(server.running for server in self.servers)
+
+    def _job_has_ended(self) -> bool:
+        """Well: whoever comes then is too late."""
+        return bool(self.servers) and all(server.ending is not None and server.ending.ok for server in self.servers)
+
+    def _say(self, worker: Process, what: str) -> None:
+        if isinstance(worker, Child):
+            self._read_what_is_there(worker)  # Its last words come before what is said about it.
+        self._sink.put(2, f"psrun: {worker.name} {worker.ending}; {what}\n".encode())
+
+    def _let_go(self, worker: Process) -> None:
+        self.workers.remove(worker)
+        del self._lives[worker]
+        if isinstance(worker, Child):
+            for pipe in (worker.stdout, worker.stderr):
+                self._pipes.pop(pipe, None)
+        worker.release()
 
     def start_servers(self, count: int, workers: int, flags: Mapping[str, str], timeout_s: float) -> str:
         """Returns the chief's address, once all servers listen. Failed; FileNotFoundError if there is no ps_server."""
@@ -255,7 +326,7 @@ class Supervisor:
 
     def await_workers(self) -> None:
         """All workers have ended well. Stopped; Failed."""
-        self.until(lambda: not any(worker.running for worker in self.workers))
+        self.until(lambda: not any(worker.running or self._comes_again(worker) for worker in self.workers))
 
     def await_servers(self, timeout_s: float) -> None:
         """The workers have ended well, so the servers will, too. Stopped; Failed, also if one still runs in the end."""
@@ -268,8 +339,12 @@ class Supervisor:
 
     def _failed(self) -> Process | None:
         """The one to blame, so far."""
-        failed = [process for process in self.processes if process.failed]
+        failed = [process for process in self.processes if process.failed and not self._is_let_pass(process)]
         return min(failed, key=lambda process: process.blames_another) if failed else None
+
+    def _is_let_pass(self, process: Process) -> bool:
+        came_again = process in self._lives and self._lives[process].failures > 0
+        return self._comes_again(process) or (came_again and self._job_has_ended())
 
     def _culprit_may_follow(self) -> bool:
         failed = self._failed()
@@ -277,12 +352,17 @@ class Supervisor:
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not condition():
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+        while True:
+            self._replace_failed()
+            if condition():
+                return True
+            now = time.monotonic()
+            left = math.inf if deadline is None else deadline - now
+            if left <= 0:
                 return False
-            self._turn(left)
-        return True
+            starts = [life.next_at or now for worker, life in self._lives.items() if self._comes_again(worker)]
+            soonest = min([left, *(max(start - now, 0.0) for start in starts)])
+            self._turn(None if soonest == math.inf else soonest)
 
     def _turn(self, timeout_s: float | None) -> None:
         """Waits for something to happen, and sees to all that has."""
@@ -327,6 +407,7 @@ class Supervisor:
 
     def end(self, grace_s: float) -> None:
         """Ends the workers, then the servers. Each gets `grace_s` to follow one signal before the next, harder one."""
+        self._ending = True
         self._end(self.workers, (signal.SIGINT, signal.SIGTERM, signal.SIGKILL), grace_s)
         self._end(self.servers, (signal.SIGTERM, signal.SIGKILL), grace_s)
         self._wait(lambda: not self._pipes, _DRAIN_S)

@@ -217,6 +217,7 @@ class Client:
         self.rolled_back_to: int | None = None
         self._core = core  # It is of one generation of the job; memory is the worker's, and outlasts it.
         self._started = False
+        self._has_taken_runs = False
         self._left = False
         self._stopped = False
         self._done: bool | None = None  # What ``done`` was told, when it has returned.
@@ -383,6 +384,11 @@ class Client:
         return self._core.hands_out_runs
 
     @property
+    def has_taken_runs(self) -> bool:
+        """This worker has asked for a run of samples."""
+        return self._has_taken_runs
+
+    @property
     def closed(self) -> bool:
         """It has left."""
         return self._left
@@ -535,6 +541,7 @@ class Client:
         rolled back meanwhile: ``pull`` joins again and brings the weights, then ``number`` counts from 1 again.
         """
         self._check_started("take_run")
+        self._has_taken_runs = True
         run = _call(self._core.take_run(number, finished, samples, batch_size, runs, wait), self._core)
         if run == -1:
             raise WaitAgain(f"there is no run now for rank {self.rank}, but one may come back")

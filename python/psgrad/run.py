@@ -28,6 +28,8 @@ Ctrl-C kills them at once.
   --job=NAME              name of the job (default)
   --grace=10s             how long processes that are to end may take before the next, harder signal
   --server_timeout=30s    how long servers may take to start, and to end after the workers
+  --max_restarts=N        a worker that fails is started again, at most so often in a row (0; with --min_workers or
+                          --max_workers, with which workers come and go, 3, and --budget=job is implied)
   --FLAG=VALUE            any other flag goes to ps_server, as in --mode=asp --staleness=3 (see ps_server --help). The
                           optimizer is the script's unless --optimizer says otherwise. With several servers, each has a
                           metrics file of its own: --metrics_file=a.jsonl makes a.0.jsonl, a.1.jsonl, …
@@ -67,10 +69,12 @@ class Options:
     job: str
     grace_s: float
     server_timeout_s: float
+    max_restarts: int
     server_flags: dict[str, str]  # By name.
 
 
-_OWN = ("workers", "servers", "server", "job", "grace", "server_timeout")
+_OWN = ("workers", "servers", "server", "job", "grace", "server_timeout", "max_restarts")
+_ELASTIC = ("min_workers", "max_workers")  # Flags of servers with which workers come and go.
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -96,6 +100,9 @@ def parse(arguments: Sequence[str]) -> Options:
             raise UsageError(f"{flag}: not a flag; those of psrun and ps_server begin with --")
         else:
             for_servers[name] = value if equals else "true"
+    elastic = any(name in for_servers for name in _ELASTIC)
+    if elastic:
+        for_servers.setdefault("budget", "job")
     options = Options(
         command=_command(rest, for_servers),
         workers=_count("workers", own),
@@ -104,6 +111,7 @@ def parse(arguments: Sequence[str]) -> Options:
         job=own.get("job", "default"),
         grace_s=_seconds("grace", own, 10),
         server_timeout_s=_seconds("server_timeout", own, 30),
+        max_restarts=_count("max_restarts", own, 3 if elastic else 0, least=0),
         server_flags=for_servers,
     )
     if options.server is not None and (for_servers or "servers" in own):
@@ -127,10 +135,10 @@ def _command(rest: list[str], flags: Mapping[str, str]) -> list[str]:
     return [sys.executable, *rest]
 
 
-def _count(name: str, flags: Mapping[str, str]) -> int:
-    text = flags.get(name, "1")
-    if re.fullmatch("[0-9]{1,5}", text) is None or int(text) < 1:
-        raise UsageError(f"--{name}={text}: expected a number from 1 on")
+def _count(name: str, flags: Mapping[str, str], otherwise: int = 1, least: int = 1) -> int:
+    text = flags.get(name, str(otherwise))
+    if re.fullmatch("[0-9]{1,5}", text) is None or int(text) < least:
+        raise UsageError(f"--{name}={text}: expected a number from {least} on")
     return int(text)
 
 
@@ -197,7 +205,7 @@ class Run:
         # Servers of its own make a job of its own, whatever this process is part of.
         self._place = place_in(os.environ) if options.server else Place()
         self._output = Output(on_closed=lambda: self._on_signal(signal.SIGPIPE))
-        self._supervisor = Supervisor(self._output)
+        self._supervisor = Supervisor(self._output, options.max_restarts)
 
     def run(self) -> int:
         """The exit status."""

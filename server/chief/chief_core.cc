@@ -179,12 +179,13 @@ void ChiefCore::TellMembers(TimePoint now) {
 // ---- Workers
 
 uint64_t ChiefCore::Join(uint64_t call, const v1::JoinRequest& request, TimePoint now, TimePoint deadline) {
-  if (job_.HasToWait(request)) {
+  if (job_.HasToWait(request, now)) {
     const bool known = standbys_.Has(request);
     absl::Status good = job_.CheckJoin(request, /*room=*/true);
     if (good.ok() && !known && standbys_.size() >= job_.options().max_standbys) {
-      good = FailedPrecondition("the job has all of its workers (--max_workers=", job_.options().most_workers(),
-                                "), and ", standbys_.size(), " more stand by (--max_standbys)");
+      good = FailedPrecondition("the job has ", job_.HasFreeRank() ? "room" : "all of its workers",
+                                " (--max_workers=", job_.options().most_workers(), "), and ", standbys_.size(),
+                                " more stand by (--max_standbys)");
     }
     if (!good.ok()) {
       RefuseJoin(call, request, good, now);
@@ -194,8 +195,8 @@ uint64_t ChiefCore::Join(uint64_t call, const v1::JoinRequest& request, TimePoin
     const auto again = absl::CancelledError("the worker asked again");
     if (replaced != 0) Add(Answer<v1::JoinReply>{.call = replaced, .reply = again});
     if (!known) {
-      spdlog::info("a worker on {} waits for a place: the job has {} (--max_workers), and {} stand by",
-                   Printable(request.host(), kMaxHostBytes), job_.members().members().size(), standbys_.size());
+      spdlog::info("a worker on {} stands by, one of {}: {}", Printable(request.host(), kMaxHostBytes),
+                   standbys_.size(), job_.WhyItWaits(request, now));
     }
     return call;
   }
@@ -236,15 +237,14 @@ void ChiefCore::EndStandby(uint64_t join_request_id, const absl::Status& why) {
 }
 
 void ChiefCore::MoveStandbys(TimePoint now) {
-  for (uint64_t call = standbys_.EndLate(now); call != 0; call = standbys_.EndLate(now)) {
-    Add(Answer<v1::JoinReply>{.call = call,
-                              .reply = absl::DeadlineExceededError(absl::StrCat(
-                                  "standing by: the job has all of its workers (--max_workers=",
-                                  job_.options().most_workers(), "), and this one takes the next free place"))});
+  for (auto late = standbys_.EndLate(now); late.has_value(); late = standbys_.EndLate(now)) {
+    const std::string why = job_.WhyItWaits(late->request, now);
+    const auto text = absl::StrCat("standing by", why.empty() ? "" : ": ", why);
+    Add(Answer<v1::JoinReply>{.call = late->call, .reply = absl::DeadlineExceededError(text)});
   }
   while (standbys_.size() > 0) {
-    if (!job_.over() && (job_.finishing() || !job_.HasFreeRank())) return;
-    const std::optional<Standbys::Standby> standby = standbys_.TakeFirst();
+    const auto may = [&](const v1::JoinRequest& request) { return job_.WhyItWaits(request, now).empty(); };
+    const std::optional<Standbys::Standby> standby = standbys_.TakeFirst(may);
     if (!standby.has_value()) return;
     const absl::StatusOr<JobState::Joined> joined = job_.Join(standby->request, /*room=*/true, now);
     joined.ok() ? Admit(standby->call, *joined, standby->deadline)

@@ -192,6 +192,7 @@ v1::StatusReply MakeStatus(const JobState& job, TimePoint now) {
     *reply.mutable_schedule() = ToProto(*schedule);
   }
   reply.set_samples_per_epoch(job.samples_per_epoch());
+  if (const auto epoch = job.runs().Epoch(); epoch.has_value()) *reply.mutable_epoch() = *epoch;
   if (job.plan().has_value()) reply.set_parameters(static_cast<uint64_t>(job.plan()->total_elements()));
   return reply;
 }

@@ -152,12 +152,28 @@ absl::Status JobState::CheckJoin(const v1::JoinRequest& request, bool room) cons
   return absl::OkStatus();
 }
 
-bool JobState::HasToWait(const v1::JoinRequest& request) const {
-  const bool is_new = (!request.has_rank() || request.yields()) && members_.FindName(request.name()) == nullptr &&
+std::optional<uint32_t> JobState::ClaimOf(const v1::JoinRequest& request) const {
+  if (!request.has_rank() || (options_.elastic() && !members_.MayClaim(request.rank()))) return std::nullopt;
+  return request.rank();
+}
+
+std::string JobState::WhyItWaits(const v1::JoinRequest& request, TimePoint now) const {
+  if (over()) return "";
+  if (std::string why = short_lives_.WhyNotYet(request.host(), now); !why.empty()) return why;
+  if (finishing_) return "all workers are done, and another one is needed only if they are lost";
+  if (HasFreeRank()) return "";
+  return absl::StrCat("the job has all of its workers (--max_workers=", options_.most_workers(),
+                      "), and this one takes the next free place");
+}
+
+bool JobState::HasToWait(const v1::JoinRequest& request, TimePoint now) const {
+  const bool is_new = (!ClaimOf(request).has_value() || request.yields()) &&
+                      members_.FindName(request.name()) == nullptr &&
                       members_.FindJoin(request.join_request_id()) == nullptr;
   const bool has_place = options_.max_standbys > 0 ? HasFreeRank() : members_.RankForNewcomer().has_value();
   // When all are done, another one is needed only if they are lost.
-  return options_.elastic() && !over() && is_new && (finishing_ || !has_place);
+  const bool is_bad = !short_lives_.WhyNotYet(request.host(), now).empty() && options_.max_standbys > 0;
+  return options_.elastic() && !over() && is_new && (finishing_ || !has_place || is_bad);
 }
 
 absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, bool room, TimePoint now) {
@@ -169,10 +185,9 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
     member->watch_due.reset();
     return Joined{.member = *member, .view = member->first_view};
   }
-  const std::optional<uint32_t> claim = request.has_rank() ? std::optional<uint32_t>(request.rank()) : std::nullopt;
   const std::string name = request.name().empty() ? ChooseName() : request.name();
-  PS_ASSIGN_OR_RETURN(const uint32_t rank,
-                      request.yields() ? members_.RankToRejoin(name, request.rank()) : members_.RankFor(name, claim));
+  PS_ASSIGN_OR_RETURN(const uint32_t rank, request.yields() ? members_.RankToRejoin(name, request.rank())
+                                                            : members_.RankFor(name, ClaimOf(request)));
   if (request.has_own_data()) {
     if (request.yields() && rank != request.rank()) {
       return FailedPrecondition("rank ", request.rank(), " has another owner, and with --data=own ",
@@ -197,8 +212,9 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
     const WorkerFlags flags(request.flags().begin(), request.flags().end());
     flags == terms_.worker_flags() ? (void)own_flags_.erase(member.rank) : (void)(own_flags_[member.rank] = flags);
   }
-  spdlog::info("{} joined ({} of {}), incarnation {}{}", member.ToString(), members_.members().size(),
+  spdlog::info("{} joined ({} of {}), incarnation {}{}{}", member.ToString(), members_.members().size(),
                options_.most_workers(), member.incarnation,
+               request.has_rank() && rank != request.rank() ? absl::StrCat(", instead of rank ", request.rank()) : "",
                member.replaced.empty() ? "" : absl::StrCat(", and replaces ", member.replaced));
   return Joined{.member = member, .view = member.first_view};
 }
@@ -406,6 +422,7 @@ void JobState::RemoveMember(const Member& member) {
 
 void JobState::LoseMember(const Member& member, const std::string& why, TimePoint now) {
   spdlog::warn("{} {}", member.ToString(), why);
+  if (options_.elastic()) short_lives_.OnLost(member.host, member.joined, now);
   // Nobody needs a worker that is done; if it was the lead, the next rank becomes the lead.
   const LossAction action = member.done ? LossAction::kContinue : mode().OnLoss();
   RemoveMember(member);
@@ -463,8 +480,8 @@ std::vector<StepSet> JobState::NextView(TimePoint now) {
   const bool initialised = shards_.AllInitialised();
   if (phase_ == v1::PHASE_GATHERING && !awaits_first_checkpoint_ && Complete(now)) {
     last_progress_ = now;
-    // Who had a rank of the restored job and comes later begins where others are by then.
-    if (options_.elastic()) {
+    // Who takes a rank of the restored job later begins where others are by then, unless he is waited for.
+    if (mode().OnLoss() != LossAction::kWait) {
       std::erase_if(restored_steps_, [this](const auto& step) { return members_.At(step.first) == nullptr; });
     }
     members_.SetFirstStep(mode().StartStep(shards_.highest_step(), shards_[0].next_version()));

@@ -29,6 +29,7 @@
 #include "server/chief/norm_totals.h"
 #include "server/chief/run_dealer.h"
 #include "server/chief/shard_table.h"
+#include "server/chief/short_lives.h"
 #include "server/chief/step_coordinator.h"
 #include "server/config/optimizer_setup.h"
 #include "server/config/options.h"
@@ -197,8 +198,10 @@ class JobState {
   absl::Status CheckJoin(const v1::JoinRequest& request, bool room) const;
   // RESOURCE_EXHAUSTED if there is no `room` for one more join that waits, unless the join could not succeed anyhow.
   absl::StatusOr<Joined> Join(const v1::JoinRequest& request, bool room, TimePoint now);
-  // Workers come and go, and this one has to wait until a rank is free.
-  bool HasToWait(const v1::JoinRequest& request) const;
+  // Workers come and go, and this one has to wait: until a rank is free, or until its host's time has come.
+  bool HasToWait(const v1::JoinRequest& request, TimePoint now) const;
+  // Why such a one waits; empty: it may join now, or the job is over.
+  std::string WhyItWaits(const v1::JoinRequest& request, TimePoint now) const;
   bool HasFreeRank() const { return !members_.FreeRanks().empty(); }
   // Training stands still, since there are fewer workers than it needs: no run is dealt, and none is open.
   bool paused() const { return HasTooFew() && runs_.RanksWithOpen().empty(); }
@@ -280,6 +283,9 @@ class JobState {
 
  private:
   static JobTerms MakeTerms(const ChiefOptions& options);
+  // The rank that a worker claims. Where workers come and go, a rank is no more than a name: nothing if another one
+  // has it.
+  std::optional<uint32_t> ClaimOf(const v1::JoinRequest& request) const;
   // Checks a join, as this rank, of a worker whose samples are its own. Errors are those of OwnData::Check and
   // JobTerms::CheckSchedule; FAILED_PRECONDITION if the job hands out runs.
   absl::Status CheckOwnData(uint32_t rank, const v1::DataSummary& data) const;
@@ -347,6 +353,7 @@ class JobState {
   bool finishing_ = false;
   bool lead_left_ = false;
   std::map<uint32_t, WorkerFlags> own_flags_;  // By rank, of workers that were started with others than the first.
+  ShortLives short_lives_;                     // Where workers come and go.
   std::deque<uint64_t> cancelled_joins_;       // join_request_ids; such a join may arrive late.
   TimePoint keep_suspects_until_;
   TimePoint last_progress_;

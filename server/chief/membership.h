@@ -36,6 +36,7 @@ struct Member {
   bool watches = false;                // It says that it opens a stream once its join is answered.
   uint64_t watch = 0;                  // Number of the stream that it keeps open; 0 if it has none.
   std::optional<TimePoint> watch_due;  // By when it opens its first one, if it has not.
+  TimePoint joined;
   TimePoint last_heard;
   std::optional<TimePoint> suspect_since;  // When its connection broke, if it has not been heard from since.
 
@@ -58,6 +59,8 @@ class Membership {
   // or the lowest free one. ALREADY_EXISTS if a live worker has its name, FAILED_PRECONDITION if no rank is free; both
   // name who has its place.
   absl::StatusOr<uint32_t> RankToRejoin(const std::string& name, uint32_t former) const;
+  // Whether a worker may claim this rank: it is free, or a suspect's.
+  bool MayClaim(uint32_t rank) const;
   // Gives the rank to this worker, with a higher incarnation.
   Member* Hand(uint32_t rank, const std::string& name, const std::string& host, TimePoint now);
 

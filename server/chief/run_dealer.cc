@@ -181,6 +181,40 @@ bool RunDealer::HasOpen(const RunTaker& taker) const {
   return hand != hands_.end() && !hand->second.open.empty();
 }
 
+uint64_t RunDealer::SamplesOf(uint64_t run) const {
+  const uint64_t first = run % terms_->runs_per_epoch() * terms_->batch_size;
+  return std::min(terms_->batch_size, terms_->samples - first);
+}
+
+std::optional<v1::EpochStatus> RunDealer::Epoch() const {
+  if (!terms_.has_value()) return std::nullopt;
+  std::set<uint64_t> open;
+  for (const auto& [taker, hand] : hands_) open.insert(hand.open.begin(), hand.open.end());
+  uint64_t first = std::min(next_, terms_->runs - 1);  // That is not used.
+  for (const auto* runs : {&std::as_const(open), &returned_}) {
+    if (!runs->empty()) first = std::min(first, *runs->begin());
+  }
+  const uint64_t epoch = terms_->EpochOf(first);
+  const uint64_t begin = epoch * terms_->runs_per_epoch();
+  const uint64_t end = std::min(begin + terms_->runs_per_epoch(), terms_->runs);
+  const auto samples_until = [&](uint64_t run) {
+    return run == begin ? 0 : (run - begin - 1) * terms_->batch_size + SamplesOf(run - 1);
+  };
+  const auto samples_of = [&](const std::set<uint64_t>& runs) {
+    uint64_t samples = 0;
+    for (auto run = runs.lower_bound(begin); run != runs.end() && *run < end; ++run) samples += SamplesOf(*run);
+    return samples;
+  };
+  v1::EpochStatus status;
+  status.set_epoch(epoch);
+  status.set_epochs(terms_->EpochOf(terms_->runs - 1) + 1);
+  status.set_samples(samples_until(end));
+  status.set_open(samples_of(open));
+  status.set_returned(samples_of(returned_));
+  status.set_counted(samples_until(std::clamp(next_, begin, end)) - status.open() - status.returned());
+  return status;
+}
+
 std::set<uint32_t> RunDealer::RanksWithOpen() const {
   std::set<uint32_t> ranks;
   for (const auto& [taker, hand] : hands_) {

@@ -104,6 +104,8 @@ class RunDealer {
   // No run is left, and none can come back; false before terms are fixed.
   bool AllUsed() const { return terms_.has_value() && !NextRun().has_value() && RanksWithOpen().empty(); }
   bool HasOpen(const RunTaker& taker) const;
+  // Where the job is: the first epoch of which samples are not used yet, or the last one. Null before terms are fixed.
+  std::optional<v1::EpochStatus> Epoch() const;
   std::set<uint32_t> RanksWithOpen() const;
   // What became of runs since the last call, in order: `runs` (what is dealt), or `run` (one that was dealt or
   // returned; `worker` is the rank).
@@ -130,6 +132,7 @@ class RunDealer {
 
   void FinishOne(Hand& hand);
   std::optional<uint64_t> NextRun() const;
+  uint64_t SamplesOf(uint64_t run) const;
   void Note(uint64_t run, const RunTaker& taker, bool returned);
 
   const uint64_t max_open_;

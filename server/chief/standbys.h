@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -43,10 +44,10 @@ class Standbys {
     return 0;
   }
 
-  // Takes out the first that has a call; nothing: there is none.
-  std::optional<Standby> TakeFirst() {
-    const auto first =
-        std::find_if(waiting_.begin(), waiting_.end(), [](const Standby& each) { return each.call != 0; });
+  // Takes out the first that has a call and `may` join; nothing: there is none.
+  std::optional<Standby> TakeFirst(const std::function<bool(const v1::JoinRequest&)>& may) {
+    const auto first = std::find_if(waiting_.begin(), waiting_.end(),
+                                    [&](const Standby& each) { return each.call != 0 && may(each.request); });
     if (first == waiting_.end()) return std::nullopt;
     Standby taken = std::move(*first);
     waiting_.erase(first);
@@ -69,16 +70,18 @@ class Standbys {
     return std::erase_if(waiting_, [&](const Standby& each) { return each.call == call; }) > 0;
   }
 
-  // Ends a call whose time is over; its standby stays. Returns its number; 0: there is none. Those that have not called
-  // again in time are forgotten.
-  uint64_t EndLate(TimePoint now) {
+  // Ends a call whose time is over, and returns it; its standby stays. Nothing: there is none. Those that have not
+  // called again in time are forgotten.
+  std::optional<Standby> EndLate(TimePoint now) {
     std::erase_if(waiting_, [&](const Standby& each) { return each.call == 0 && each.deadline <= now; });
     for (Standby& each : waiting_) {
       if (each.call == 0 || each.deadline > now) continue;
+      Standby late = each;
+      each.call = 0;
       each.deadline = now + kCallsAgain;
-      return std::exchange(each.call, 0);
+      return late;
     }
-    return 0;
+    return std::nullopt;
   }
 
  private:

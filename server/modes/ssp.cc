@@ -18,14 +18,15 @@ class Ssp final : public EachPush {
   using EachPush::EachPush;
 
   // A rank's new owner counts from the highest clock, at which it starts or, by what other shards have seen, later. The
-  // first one after a checkpoint goes on where the rank was, and so does each where who was lost is waited for.
+  // one that is there when a restored job begins to run goes on where the rank was, and so does each where who was lost
+  // is waited for.
   std::vector<StepSet> SetMembers(const ModeMembers& members) override {
     const bool keeps_lost = OnLoss() == LossAction::kWait;
     uint64_t highest = 0;
     for (const auto& [rank, clock] : clocks_) highest = std::max(highest, clock.next_step);
     for (const auto& [rank, member] : members) {
       Clock& clock = clocks_[rank];
-      const uint64_t next_step = clock.restored || keeps_lost ? clock.next_step : highest;
+      const uint64_t next_step = restored_ || keeps_lost ? clock.next_step : highest;
       if (clock.incarnation != member.incarnation) clock = {.incarnation = member.incarnation, .next_step = next_step};
     }
     std::set<std::pair<uint64_t, uint32_t>> waited_for;
@@ -36,6 +37,7 @@ class Ssp final : public EachPush {
       if (waits) waited_for.insert({clock.next_step, rank});
     }
     waited_for_ = std::move(waited_for);
+    restored_ = false;
     return {};
   }
 
@@ -96,8 +98,9 @@ class Ssp final : public EachPush {
     clocks_.clear();
     waited_for_.clear();
     for (const auto& clock : *clocks) {
-      clocks_[clock[0].get<uint32_t>()] = {.next_step = clock[1].get<uint64_t>(), .restored = true};
+      clocks_[clock[0].get<uint32_t>()] = {.next_step = clock[1].get<uint64_t>()};
     }
+    restored_ = true;
     return absl::OkStatus();
   }
 
@@ -105,7 +108,6 @@ class Ssp final : public EachPush {
   struct Clock {
     uint64_t incarnation = 0;
     uint64_t next_step = 0;
-    bool restored = false;  // From a checkpoint, and nobody has owned the rank since.
   };
 
   void Advance(uint32_t rank, uint64_t next_step) {
@@ -119,6 +121,7 @@ class Ssp final : public EachPush {
   uint64_t Slowest() const { return waited_for_.empty() ? UINT64_MAX : waited_for_.begin()->first; }
 
   std::map<uint32_t, Clock> clocks_;                    // Also of ranks that have left.
+  bool restored_ = false;                               // The clocks are a checkpoint's, and the job did not run since.
   std::set<std::pair<uint64_t, uint32_t>> waited_for_;  // The clocks of those who are waited for, and their ranks.
 };
 

@@ -51,6 +51,7 @@ def main():
     assert "2 of 2 runs of sync and async ended as they should: yes" in lines, lines
     assert "weights hash of sync as expected: yes" in lines, lines
     assert "hash after the kills equals the undisturbed hash: yes" in lines, lines
+    assert "each sample counted once while workers came and went: yes" in lines, lines
     assert any("times the throughput of sync" in line for line in lines), lines
     assert any(line.startswith("accuracy difference ") for line in lines), lines
     for mode in ("bsp", "asp"):

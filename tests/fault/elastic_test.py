@@ -74,7 +74,11 @@ def come_and_go(modes=("bsp", "asp", "ssp", "backup")):
             wait_until("training", lambda job=job: job.version() > 3)
             for name in ("third", "fourth"):
                 takes_part(job, add(job, name))
-            assert "workers: 4 of 1 to 4" in job.ask("status").stdout
+            status = job.ask("status").stdout
+            assert "workers: 4 of 1 to 4" in status
+            assert re.search(rf"samples of epoch 1 of {EPOCHS}: \d+ of {SAMPLES} counted, \d+ handed out", status), (
+                status
+            )
             job.workers[0].process.send_signal(signal.SIGTERM)
             assert job.workers.pop(0).end() == 0
             job.workers.pop(1).kill()  # The third.

@@ -357,6 +357,7 @@ class FakeClient:
     name = "fake"
     replaced = ""
     hands_out_runs = False
+    has_taken_runs = False
     rollbacks = 0
     next_step = 0
     rolled_back_to = None

@@ -293,9 +293,90 @@ def test_a_worker_that_is_killed_is_named_with_the_signal(script: Script) -> Non
     assert output == "psrun: worker 0 was killed by signal 9 (SIGKILL)\n"
 
 
+FAILS_AT_FIRST = """
+    lives = len(open("lives").read()) if os.path.exists("lives") else 0
+    open("lives", "a").write("x")
+    if lives < int(sys.argv[1]):
+        sys.exit(3)
+    print("lives on")
+"""
+
+
+def test_a_worker_that_fails_is_started_again_as_often_as_was_said(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = script(FAILS_AT_FIRST)
+    status, output = ran(NO_SERVER, "--max_restarts=1", path, "1")
+    assert status == 0, output
+    assert output == (
+        "psrun: worker 0 ended with status 3; it is started again in 1 s (1 of 1 times)\n[worker 0] lives on\n"
+    )
+    (tmp_path / "lives").unlink()
+    status, output = ran(NO_SERVER, "--max_restarts=1", path, "2")
+    assert status == 1
+    assert output.endswith("(1 of 1 times)\npsrun: worker 0 ended with status 3\n")
+
+
+def test_ctrl_c_ends_the_wait_for_a_worker_that_is_to_be_started_again(script: Script) -> None:
+    with psrun(NO_SERVER, "--max_restarts=9", script("sys.exit(3)")) as job:
+        job.await_output("started again in 4 s")
+        job.process.send_signal(signal.SIGINT)
+        assert job.await_end() == 130
+    assert "started again in 8 s" not in job.text
+
+
+@needs_programs
+def test_where_workers_come_and_go_a_killed_one_is_replaced_and_the_others_go_on(script: Script) -> None:
+    path = script(REAL_WORKER)
+    with psrun(
+        "--workers=2", "--min_workers=1", "--optimizer=sgd", "--mode=bsp", "--reconnect_grace=100ms",
+        path, "--epochs=20", "--experiment_step_time=20ms",
+    ) as job:  # fmt: skip
+        job.await_output(r"\[worker \d\] .*rank \d of \d as", times=2)
+        os.kill(children_of(job.process.pid, "ps_worker")[1], signal.SIGKILL)
+        job.await_output(r"killed by signal 9 \(SIGKILL\); it is started again in 1 s \(1 of 3 times\)")
+        job.await_output(r"\[worker \d\] .*rank \d of \d as", times=3)
+        assert job.await_end() == 0, job.text
+    assert "weights hash: " in job.text
+
+
+@needs_programs
+def test_whoever_comes_again_after_the_jobs_end_is_no_failure(script: Script) -> None:
+    # Worker 1 dies in the job; most often the other one ends it within the second before the next one is started.
+    path = script("""
+        import subprocess
+        command = [os.environ["PSGRAD_BIN"] + "/ps_worker", "--server=" + os.environ["PS_SERVER"],
+                   "--dataset=synthetic:samples=200,features=10,classes=3", "--model=mlp:10,3", "--batch_size=10",
+                   "--epochs=5"]
+        if rank == 0:
+            os.execv(command[0], command)
+        worker = subprocess.Popen(command, stderr=subprocess.PIPE)
+        for line in worker.stderr:
+            if b" as " in line:
+                break
+        worker.kill()
+        sys.exit(3)
+    """)
+    flags = ("--workers=2", "--min_workers=1", "--optimizer=sgd", "--reconnect_grace=100ms")
+    status, output = ran(*flags, path)
+    assert status == 0, output
+    assert "worker 1 ended with status 3; it is started again in 1 s (1 of 3 times)" in output
+
+
+def test_min_and_max_workers_have_runs_handed_out_and_restarts() -> None:
+    for flags in (["--min_workers=1"], ["--max_workers=4", "--workers=2"]):
+        options = run.parse([*flags, "-m", "x"])
+        assert (options.server_flags["budget"], options.max_restarts) == ("job", 3)
+    assert run.parse(["--min_workers=1", "--budget=share", "-m", "x"]).server_flags["budget"] == "share"
+    assert run.parse(["--min_workers=1", "--max_restarts=0", "-m", "x"]).max_restarts == 0
+    assert run.parse(["--workers=4", "-m", "x"]).max_restarts == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--max_restarts=often", "-m", "x"], "--max_restarts=often: expected a number from 0 on"),
         (["nowhere.py"], "nowhere.py: there is no such script"),
         (
             ["--mode=asp", "--optimizer", "adam", "x.py"],

@@ -36,6 +36,17 @@ def test_an_optimizer_that_the_servers_do_not_have(fakes: Jobs, name: str) -> No
         fakes().wrap(make(model.parameters()), model)
 
 
+def test_samples_that_the_chief_has_not_handed_out(fakes: Jobs) -> None:
+    model = mlp()
+    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model)
+    optimizer.client.hands_out_runs = True
+    loss_of(model, 0, 0).backward()
+    with pytest.raises(RuntimeError, match=r"--budget=job.*psgrad\.data\.Batches.*DistributedSampler"):
+        optimizer.step()
+    optimizer.client.has_taken_runs = True
+    optimizer.step()
+
+
 def test_groups_that_differ_in_momentum(fakes: Jobs) -> None:
     model = mlp()
     groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "momentum": 0.5}]

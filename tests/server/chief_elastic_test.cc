@@ -91,9 +91,63 @@ TEST_CASE("A worker joins a job that trains, up to the most, and gets a rank of 
   ElasticJob elastic;
   CHECK(ElasticJob::Rank(elastic.Join("c")) == 2);
   CHECK(elastic.job.view.members_size() == 3);
-  v1::JoinRequest claims = elastic.Request("d");
-  claims.set_rank(3);
-  CHECK(Message(elastic.job.Join(claims).status()) == "--rank=3: the job's ranks are 0 to 2 (--max_workers=3)");
+}
+
+TEST_CASE("A rank that another one has, or that there is not, is no reason to refuse a worker where they come and go") {
+  ElasticJob elastic;
+  v1::JoinRequest claims = elastic.Request("c");
+  claims.set_rank(GENERATE(0U, 3U));
+  CHECK(elastic.job.Join(claims)->id().rank() == 2);
+  claims = elastic.Request("d");
+  claims.set_rank(1);
+  CHECK(elastic.job.Join(claims).status().code() == absl::StatusCode::kUnknown);  // No answer.
+  CHECK(elastic.job.chief.Status(elastic.job.now).standbys() == 1);
+}
+
+TEST_CASE("A host whose workers are lost soon after they joined, one after another, has to wait longer and longer") {
+  ElasticJob elastic;
+  // Its watch breaks, and it does not come back.
+  const auto lose = [&](const v1::Identity& id) {
+    v1::WatchRequest watch;
+    *watch.mutable_id() = id;
+    const absl::StatusOr<uint64_t> opened = elastic.job.chief.Watch(watch, elastic.job.now, [](const auto&) {});
+    REQUIRE(opened.ok());
+    elastic.job.chief.OnWatchGone(*opened, elastic.job.now);
+    elastic.Pass(std::chrono::milliseconds(1100));  // Longer than --reconnect_grace.
+  };
+  const auto from = [&](const std::string& name, const std::string& host) {
+    v1::JoinRequest request = elastic.Request(name);
+    request.set_host(host);
+    auto answer = std::make_shared<std::optional<absl::StatusOr<v1::JoinReply>>>();
+    elastic.job.chief.Join(request, elastic.job.now, elastic.job.now + std::chrono::hours(1),
+                           [answer](const auto& reply) { *answer = reply; });
+    return answer;
+  };
+  for (const char* name : {"c", "d", "e"}) {
+    const JoinAnswer answer = from(name, "bad");
+    REQUIRE(answer->has_value());
+    lose((**answer)->id());
+  }
+  const JoinAnswer fourth = from("f", "bad");
+  CHECK(!fourth->has_value());
+  const JoinAnswer other = from("g", "good");
+  CHECK(ElasticJob::Rank(other) == 2);
+  elastic.Leave((**other)->id());
+  CHECK(!fourth->has_value());
+  elastic.Pass(std::chrono::seconds(1));
+  REQUIRE(fourth->has_value());
+  lose((**fourth)->id());
+  const JoinAnswer fifth = from("h", "bad");
+  elastic.Pass(std::chrono::milliseconds(1900));
+  CHECK(!fifth->has_value());
+  elastic.Pass(std::chrono::milliseconds(200));
+  REQUIRE(fifth->has_value());
+  // It stays for long, and so its host is good again.
+  elastic.ids.push_back((**fifth)->id());
+  for (int i = 0; i < 13; ++i) elastic.Pass(std::chrono::seconds(5));
+  elastic.ids.pop_back();
+  lose((**fifth)->id());
+  CHECK(from("i", "bad")->has_value());
 }
 
 TEST_CASE("Workers beyond the most stand by, and take places in the order in which they came") {

@@ -132,6 +132,29 @@ ModeMembers Live(uint32_t workers) {
   return members;
 }
 
+TEST_CASE("ssp: whoever takes a rank that nobody had when the restored job began to run is where the others are") {
+  const ModeOptions options = {.name = "ssp", .on_worker_loss = "continue", .staleness = 2};
+  const ModeMember first = {.incarnation = 1};
+  const auto before = MakeSsp(options, 3);
+  before->SetMembers({{0, first}, {1, first}, {2, first}});
+  for (uint64_t step = 0; step < 3; ++step) {
+    for (const uint32_t rank : {0U, 1U, 2U}) before->Applied(rank, step + (rank < 2 ? 1 : 0));
+  }
+  const auto restored = MakeSsp(options, 3);
+  REQUIRE(restored->Load(before->Save()).ok());
+  const ModeMember again = {.incarnation = 2};
+  restored->SetMembers({{0, again}, {1, again}});
+  CHECK(restored->step() == 4);  // They go on where they were.
+  for (uint64_t step = 4; step < 10; ++step) {
+    for (const uint32_t rank : {0U, 1U}) restored->Applied(rank, step);
+  }
+  restored->Reads(1, 10);
+  CHECK(Accepts(*restored, 1, 10, 10));
+  restored->SetMembers({{0, again}, {1, again}, {2, again}});
+  CHECK(restored->step() == 10);
+  CHECK(Accepts(*restored, 1, 10, 10));
+}
+
 TEST_CASE("A round of a quorum is made of the first pushes, whatever their steps are, and later ones join the next") {
   const auto mode = MakeDiloco(Quorum(2, "0s"), 3);
   mode->SetMembers(Live(3));

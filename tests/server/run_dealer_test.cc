@@ -84,6 +84,37 @@ TEST_CASE("A lost worker's runs come at the end of their epoch, or next if that 
   CHECK(dealer.Take(replacement, 4)->outcome() == TakeRunReply::DONE);
 }
 
+TEST_CASE("The epoch's samples are counted, handed out, to be handed out again, or still to come") {
+  RunDealer dealer(2);
+  CHECK(!dealer.Epoch().has_value());
+  REQUIRE(*dealer.Agree({.samples = 5, .batch_size = 2, .runs = 5}));  // The second epoch is cut short.
+  const auto is = [&](std::array<uint64_t, 5> expected) {
+    const v1::EpochStatus status = *dealer.Epoch();
+    CHECK(status.epochs() == 2);
+    CHECK(std::array{status.epoch(), status.samples(), status.counted(), status.open(), status.returned()} == expected);
+  };
+  const RunTaker a = {.rank = 0, .incarnation = 1};
+  const RunTaker b = {.rank = 1, .incarnation = 1};
+  is({0, 5, 0, 0, 0});
+  MustTake(dealer, a, 1);
+  MustTake(dealer, b, 1);
+  MustTake(dealer, b, 2);  // It has one sample.
+  is({0, 5, 0, 5, 0});
+  REQUIRE(dealer.Finish(b, 1).ok());
+  is({0, 5, 2, 3, 0});
+  dealer.Return(a);
+  is({0, 5, 2, 1, 2});
+  REQUIRE(dealer.Finish(b, 2).ok());
+  CHECK(MustTake(dealer, b, 3) == 0);
+  CHECK(MustTake(dealer, b, 4) == 3);
+  is({0, 5, 3, 2, 0});
+  REQUIRE(dealer.Finish(b, 3).ok());
+  is({1, 4, 0, 2, 0});
+  CHECK(MustTake(dealer, b, 5) == 4);
+  REQUIRE(dealer.Finish(b, 5).ok());
+  is({1, 4, 4, 0, 0});
+}
+
 TEST_CASE("What is dealt is fixed by the first request, and what differs is named") {
   RunDealer dealer = Dealer();
   CHECK_FALSE(*dealer.Agree(kTerms));

@@ -82,6 +82,13 @@ void PrintJob(const v1::StatusReply& job) {
               << "\n";
   }
   if (job.has_checkpoints()) std::cout << DescribeCheckpoints(job.checkpoints()) << "\n";
+  if (job.has_epoch()) {
+    const v1::EpochStatus& epoch = job.epoch();
+    std::cout << absl::StrFormat(
+        "samples of epoch %d of %d: %d of %d counted, %d handed out%s\n", epoch.epoch() + 1, epoch.epochs(),
+        epoch.counted(), epoch.samples(), epoch.open(),
+        epoch.returned() > 0 ? absl::StrCat(", ", epoch.returned(), " to be handed out again") : "");
+  }
   if (!job.waiting_for().empty()) std::cout << job.waiting_for() << "\n";
 }
 

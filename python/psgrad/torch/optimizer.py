@@ -268,7 +268,8 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         Raises:
             TypeError: a closure was given: gradients are averaged once a step.
             RuntimeError: no backward() ran, a gradient was changed after it was sent, a parameter has other memory, or
-                (unused="error") has no gradient; the text names it. empty_step() then drops the step.
+                (unused="error") has no gradient; the text names it. empty_step() then drops the step. Or the chief
+                hands out the samples, and the loop takes none.
             ValueError: a group's hyperparameters changed in a way that servers cannot follow.
             psgrad.Error: as of psgrad.Client.push_pull.
         """
@@ -278,6 +279,7 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
                 "step(closure): the closure would compute several gradients in a step, and a step here has one, so "
                 "LBFGS and its kind cannot be used; call backward() and then step()"
             )
+        self._check_samples_are_its_own()
         entered = time.monotonic()
         progress, samples = self._progress, self._progress.samples
         self._rolled_back_to = None
@@ -304,6 +306,14 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         self._rolled_back_to = None
         with self._following_rollbacks() as step:
             self._passed(step, 0, self._steps.empty(), entered)
+
+    def _check_samples_are_its_own(self) -> None:
+        """Nobody else counts samples that were not handed out: they would be trained again."""
+        if self._client.hands_out_runs and not self._client.has_taken_runs and self._progress.samples > 0:
+            raise RuntimeError(
+                "the chief hands out the samples (--budget=job), and this loop takes none from it: feed it from "
+                "psgrad.data.Batches. torch's DistributedSampler does not know which workers there are"
+            )
 
     @contextmanager
     def _unscaled(self) -> Iterator[None]:

@@ -43,7 +43,7 @@ class Expected:
         self._of_form = {}
 
     def of(self, plan):
-        if plan.mode != "bsp" or plan.on_loss != "wait" or plan.form not in plans.WHOLE:
+        if plan.mode != "bsp" or plan.on_loss != "wait" or plan.elastic or plan.form not in plans.WHOLE:
             return None
         if plan.form not in self._of_form:
             outcome = runs.run(plan.undisturbed())
@@ -77,7 +77,7 @@ def show(plan, outcome, seconds):
     events = ", ".join(f"{event.what} {event.target}" for event in plan.events)
     came = f"{outcome.happened} of {len(plan.events)} events{outcome.compared}"
     counted = "".join(f", {count} {what}" for what, count in outcome.counted.items() if count > 0)
-    job = f"{plan.mode}, {plan.on_loss}, {plan.form}"
+    job = f"{plan.mode}, {'workers come and go' if plan.elastic else plan.on_loss}, {plan.form}"
     print(f"seed {plan.seed}: {job}, {seconds:.1f} s, {came}{counted}: {events}", flush=True)
     for text in outcome.found[:SHOWN]:
         print(f"    {text}", flush=True)

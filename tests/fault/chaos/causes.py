@@ -58,6 +58,10 @@ class Causes:
 
     def _to_program(self, event, kind, what, now):
         place = self._places[event.target]
+        if kind == "join":
+            place.how = event.how
+            place.start()
+            return True
         if not place.runs():
             return False
         process = place.program.process

@@ -17,6 +17,7 @@ class Records:
     workers: int
     served: list  # Of each shard, its parts in the order of generations.
     pushed: list  # Of all workers.
+    samples: int | None = None  # Where workers come and go: so many count, each once. Else it depends on who was lost.
 
 
 def problems(records):
@@ -28,13 +29,17 @@ def problems(records):
         found += [f"{where}: {text}" for text in _versions_grow(served)]
         found += [f"{where}: {text}" for text in _counted_once(lines[shard])]
         found += [f"{where}: {text}" for text in _answers_are_true(shard, served, records.pushed)]
-        found += [f"{where}: {text}" for text in _nothing_is_lost(served, lines[shard], records.pushed)]
+        found += [f"{where}: {text}" for text in _no_version_is_lost(served, lines[shard])]
+        if records.samples is None:  # Else a rank has many owners, and what counts are the samples.
+            found += [f"{where}: {text}" for text in _no_step_is_lost(served, lines[shard], records.pushed)]
         if records.mode in GATHERING:
             found += [f"{where}: {text}" for text in _steps_are_versions(records, lines[shard])]
     if records.mode in [*GATHERING, "diloco_quorum"]:
         found += _same_sets(records.served)
     if records.mode not in GATHERING:
         found += _computed_on(records)
+    if records.samples is not None:
+        found += _each_sample_counts(records, lines)
     found += _workers_see_versions_grow(records.pushed)
     return found
 
@@ -85,7 +90,7 @@ def _answers_are_true(shard, served, pushed):
         what = f"{push.worker}: rank {push.rank}'s push of step {push.step} in generation {push.generation}"
         if answer == "STALE" and part is not None and identity in pushes[push.generation]:
             yield f"{what} was STALE, and was applied"
-        known = part is not None and part.ended
+        known = part is not None and part.ended and push.samples > 0
         if answer == "APPLIED" and known and identity not in pushes[push.generation]:
             yield f"{what} was APPLIED, and is not in the record"
         if answer == "DUPLICATE" and known and identity not in before[push.generation]:
@@ -96,12 +101,19 @@ def _until(served, part):
     return [other for other in served if other.generation <= part.generation]
 
 
-def _nothing_is_lost(served, line, pushed):
-    """Each version of the line is there, but where a killed server has not written its last lines."""
-    cut_off = {part.applied[-1]["version"] for part in served if part.applied and not part.ended}
+def _cut_off(served):
+    """The last versions of servers that were killed and have not written their last lines."""
+    return {part.applied[-1]["version"] for part in served if part.applied and not part.ended}
+
+
+def _no_version_is_lost(served, line):
+    cut_off = _cut_off(served)
     for before, after in itertools.pairwise([0] + [apply["version"] for apply in line]):
         if after != before + 1 and before not in cut_off:
             yield f"version {after} comes after {before} in the line of descent"
+
+
+def _no_step_is_lost(served, line, pushed):
     owners = {}
     for push in pushed:
         owners.setdefault(push.rank, set()).add((push.worker, push.incarnation))
@@ -113,8 +125,29 @@ def _nothing_is_lost(served, line, pushed):
         # Whoever takes over a rank may begin at a later step. In backup a push that came too late is refused.
         holes = [pair for pair in itertools.pairwise([-1, *made]) if pair[1] != pair[0] + 1]
         refused = any(push.rank == rank and "STALE" in push.answers for push in pushed)
-        if holes and len(owners.get(rank, ())) == 1 and not refused and not cut_off:
+        if holes and len(owners.get(rank, ())) == 1 and not refused and not _cut_off(served):
             yield f"rank {rank}'s steps have holes in the line of descent: {holes[:3]}"
+
+
+def _each_sample_counts(records, lines):
+    """A push counts that any shard has applied; what its worker was lost with before that is another worker's."""
+    counted = {}
+    for line in lines:
+        for apply in line:
+            for rank, step, samples in zip(apply["ranks"], apply["steps"], apply["samples"], strict=True):
+                if counted.setdefault((rank, step), samples) != samples:
+                    elsewhere = counted[rank, step]
+                    yield f"rank {rank}'s push of step {step} has {samples} samples, and {elsewhere} elsewhere"
+    whole = all(_is_whole(line) for line in lines)
+    refused = any(set(push.answers) == {"STALE"} for push in records.pushed)
+    total = sum(counted.values())
+    if total > records.samples or (whole and not refused and total < records.samples):
+        yield f"{total} samples count, and not {records.samples}"
+
+
+def _is_whole(line):
+    """No server was killed before it had written what it applied."""
+    return [apply["version"] for apply in line] == list(range(1, len(line) + 1))
 
 
 def _steps_are_versions(records, line):

@@ -13,7 +13,8 @@ from records import Pushed, Served
 
 
 def apply(version, ranks, steps, staleness=None):
-    return {"version": version, "ranks": ranks, "steps": steps, "staleness": staleness or [0] * len(ranks)}
+    made_of = {"ranks": ranks, "steps": steps, "samples": [8] * len(ranks), "staleness": staleness or [0] * len(ranks)}
+    return {"version": version, **made_of}
 
 
 def pushed(rank, generation, step, version=None, answers=("APPLIED", "APPLIED")):
@@ -135,6 +136,35 @@ class CheckerTest(unittest.TestCase):
         records.pushed[2].version = 1
         self.finds(records, "rank 0's push of step 1 was computed on version 1, as its worker says, and on [2]")
 
+    def test_samples_that_are_lost_or_count_twice_where_each_counts_once(self):
+        for records, pushes in ((bsp(), 8), (asp(), 3), (quorum(), 6)):
+            records.samples = pushes * 8
+            assert problems(records) == []
+            records.samples += 8
+            self.finds(records, f"{pushes * 8} samples count, and not {records.samples}")
+            records.samples -= 16
+            self.finds(records, f"{pushes * 8} samples count, and not {records.samples}")
+
+    def test_a_push_that_only_one_shard_has_counts(self):
+        records = asp()
+        records.samples = 3 * 8
+        records.served.append([Served(1, [apply(1, [0], [0])], ended=True)])
+        for push in records.pushed:
+            push.answers = ["APPLIED", "APPLIED" if (push.rank, push.step) == (0, 0) else "NONE"]
+        assert problems(records) == []
+
+    def test_what_was_refused_or_not_written_may_be_missing(self):
+        records = asp()
+        records.samples = 4 * 8
+        records.pushed.append(pushed(1, 1, 1, 3, ["STALE"]))
+        assert problems(records) == []
+        records = bsp()
+        records.samples = 8 * 8
+        for served in records.served:
+            served[0].ended = False
+            served[0].applied = served[0].applied[:1]
+        assert problems(records) == []
+
     def test_a_worker_that_sees_an_older_version(self):
         records = asp()
         records.pushed.append(pushed(0, 1, 2, 1, ["STALE"]))
@@ -148,6 +178,8 @@ class PlanTest(unittest.TestCase):
             assert plan == plans.make(seed)
             assert plan == plans.read(plan.text())
             assert plan.events
+            if plan.elastic:
+                assert {event.target for event in plan.events if event.what == "join worker"} == set(plans.NEWCOMERS)
 
     def test_of_the_twenty_seeds_all_runs_in_bsp_are_compared_and_every_form_is_among_the_others(self):
         made = [plans.make(seed) for seed in range(47, 67)]  # CMakeLists.txt has them.

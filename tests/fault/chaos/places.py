@@ -68,18 +68,22 @@ class Server(Place):
 
 
 class Worker(Place):
-    def __init__(self, run, rank):
-        super().__init__(run, f"worker-{rank}")
-        self.rank, self.how, self.start_at = rank, "same", 0.0
+    """`number`: its rank at first, if the job has so many; the others come later."""
+
+    def __init__(self, run, number):
+        super().__init__(run, f"worker-{number}")
+        self.number, self.how = number, "same"
 
     def start(self):
         run, name = self._run, f"{self.name}-{self.starts}"
-        arguments = [f"--server={run.links[self.name].address}", "--connect_timeout=15s"]
+        link = run.links.get(self.name) or run.links["worker-0"]  # Who comes later has no link of its own.
+        arguments = [f"--server={link.address}", "--connect_timeout=15s"]
         if self.how == "same":
-            arguments += [*MODEL, f"--steps={plans.STEPS}", "--experiment_step_time=4ms"]
-            arguments += [] if run.plan.shared_memory[self.rank] else ["--shared_memory=off"]
+            arguments += [*MODEL, run.plan.budget(), "--experiment_step_time=4ms"]
+            shared = run.plan.shared_memory[self.number % plans.WORKERS]
+            arguments += [] if shared else ["--shared_memory=off"]
         # A rank is claimed at first only: later it may have another owner.
-        arguments += [f"--rank={self.rank}"] if self.starts == 0 else []
+        arguments += [f"--rank={self.number}"] if self.starts == 0 and self.number < plans.WORKERS else []
         self._start(name, name, "ps_worker", arguments)
 
     def left_early(self):

@@ -5,12 +5,18 @@ import json
 import math
 import random
 
-from job import HALF, LOCAL_STEPS, MODE_FLAGS, TAKES_LOCAL_STEPS, flags_of_mode
+from job import HALF, LOCAL_STEPS, MODE_FLAGS, SAMPLES, TAKES_LOCAL_STEPS, flags_of_mode
 
 MODES = list(MODE_FLAGS)
 SHARDS, WORKERS = 2, 4
 PROGRAMS = [f"server-{shard}" for shard in range(SHARDS)] + [f"worker-{rank}" for rank in range(WORKERS)]
 STEPS = 400  # Of each worker, of 4 ms or more.
+# One in so many jobs is one in which workers come and go, whose end is so many passes over the data. Two more workers
+# come, of whom one has no place at first.
+ELASTIC, EPOCHS = 3, 3
+NEWCOMERS = [f"worker-{number}" for number in (WORKERS, WORKERS + 1)]
+ELASTIC_FLAGS = ["--budget=job", "--min_workers=1", f"--max_workers={WORKERS + 1}"]
+JOB_SAMPLES = EPOCHS * SAMPLES
 # The version of a finished job, where a step is a version; elsewhere it depends on who was lost.
 VERSIONS = dict.fromkeys(["bsp", "backup"], STEPS) | dict.fromkeys(["local_sgd", "diloco"], STEPS // LOCAL_STEPS)
 LASTS_S = 1.5  # Events begin within this time.
@@ -61,10 +67,16 @@ class Plan:
     events: list[Event]
     doubled: list[str] = dataclasses.field(default_factory=list)  # Links some of whose calls are made twice (relay.py).
     form: str = "float32"  # Of FORMS.
+    elastic: bool = False  # Workers come and go.
+
+    def budget(self):
+        """Of what is trained: a worker's flag."""
+        return f"--epochs={EPOCHS}" if self.elastic else f"--steps={STEPS}"
 
     def server_flags(self):
         """Of the job's mode, and of how it sends pushes and weights."""
         flags = [*flags_of_mode(self.mode), *MODE_FLAGS[self.mode], *FORMS[self.form]]
+        flags += ELASTIC_FLAGS if self.elastic else []
         # Where only some elements of gradients are sent, workers apply momentum.
         if not self.form.startswith("top-k") or self.mode in TAKES_LOCAL_STEPS:
             return [*flags, "--optimizer=momentum"]
@@ -90,20 +102,37 @@ def read(text):
 def make(seed, mode=None):
     chance = random.Random(f"chaos {seed}")
     drawn = MODES[seed % len(MODES)]
+    elastic = seed // len(MODES) % ELASTIC == ELASTIC - 1
     on_loss = chance.choice(["wait", "continue"])
+    on_loss = "continue" if elastic else on_loss
     shared = [chance.random() < 0.5 for _ in range(WORKERS)]
     times = sorted(chance.uniform(0, LASTS_S) for _ in range(chance.randint(*EVENTS)))
     events = [_event(chance, at_s, on_loss) for at_s in times]
     doubled = [name for name in LINKS if name != "follow" and chance.random() < 0.3] if chance.random() < 0.5 else []
     mode = mode or drawn
     form = _form(chance, seed, mode, on_loss)
-    return Plan(seed, mode, on_loss, shared, _few_lost_at_once(events), doubled, form)
+    if elastic:
+        events = sorted(events + _newcomers(chance), key=lambda event: event.at_s)
+    return Plan(seed, mode, on_loss, shared, _few_lost_at_once(events), doubled, form, elastic)
 
 
 def _form(chance, seed, mode, on_loss):
     if mode == "bsp" and seed // len(MODES) % ANY_FORM > 0:
         return chance.choice(WHOLE) if on_loss == "wait" else "float32"
     return chance.choices(list(FORMS), weights=FORM_WEIGHTS)[0]
+
+
+def _newcomers(chance):
+    """Those who come to a job in which workers come and go, and what befalls some of them."""
+    events = []
+    for name in NEWCOMERS:
+        how = chance.choice(["same", "newcomer"])
+        events.append(Event(round(chance.uniform(0, LASTS_S), 3), "join worker", name, how=how))
+        what = chance.choice(["", "kill worker", "end worker", "stop worker"])
+        if what:
+            at_s, for_s = events[-1].at_s + chance.uniform(0, 1), chance.uniform(0, 1.5)
+            events.append(Event(round(at_s, 3), what, name, round(for_s, 3), how=chance.choice([how, "nobody"])))
+    return events
 
 
 def _event(chance, at_s, on_loss):
@@ -146,7 +175,7 @@ def _event(chance, at_s, on_loss):
 
 
 def _few_lost_at_once(events):
-    """A job ends that has no worker left. So one of them, the last, is left alone."""
+    """A job ends that has no worker left, unless workers come and go. So one of the first, the last, is left alone."""
     spared = f"worker-{WORKERS - 1}"
     for event in events:
         if event.target == spared and event.what not in ("reset", "clock"):

@@ -38,6 +38,7 @@ class Pushed:
     step: int
     version: int
     answers: list  # Of each server.
+    samples: int = 1  # 0: an empty contribution, of which servers record nothing.
 
 
 def served_by(paths):
@@ -58,15 +59,21 @@ def served_by(paths):
     return sorted(served, key=lambda part: part.generation)
 
 
-def pushed_by(path, shards, local_steps):
-    """Of one worker process; an exchange takes so many batches, of which the last has the answer."""
-    pushed, generation, incarnation = [], 0, 0
+def pushed_by(path, shards):
+    """Of one worker process."""
+    pushed, generation, incarnation, samples = [], 0, 0, {}
     for line in lines_of(path):
         generation = line.get("generation", generation)
         incarnation = line.get("incarnation", incarnation)
-        if line["event"] != "step" or ("batch" in line and (line["batch"] + 1) % local_steps != 0):
+        if line["event"] != "step":
+            continue
+        identity = (generation, incarnation, line["rank"], line["step"])
+        samples[identity] = samples.get(identity, 0) + line["samples"]
+        # Of the batches of one exchange the last has its times, and the answer.
+        if "batch" in line and line["push_s"] + line["wait_s"] + line["pull_s"] == 0:
             continue
         answer = line.get("answer", "APPLIED")
         answers = answer if isinstance(answer, list) else [answer] * shards
-        pushed.append(Pushed(path.stem, generation, incarnation, line["rank"], line["step"], line["version"], answers))
+        made = (line["rank"], line["step"], line["version"], answers, samples[identity])
+        pushed.append(Pushed(path.stem, generation, incarnation, *made))
     return pushed

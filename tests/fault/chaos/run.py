@@ -27,7 +27,8 @@ class Run:
         self.plan, self.folder = plan, pathlib.Path(folder)
         self.links, self.found, self.served = {}, [], []
         self.servers = [Server(self, shard) for shard in range(plans.SHARDS)]
-        self.workers = [Worker(self, rank) for rank in range(plans.WORKERS)]
+        newcomers = len(plans.NEWCOMERS) if plan.elastic else 0
+        self.workers = [Worker(self, number) for number in range(plans.WORKERS + newcomers)]
         self.places = {place.name: place for place in self.servers + self.workers}
         self.causes, self.relay, self.drops = None, None, packets.Drops() if packets.are_own() else None
         self.began = time.time()
@@ -60,7 +61,7 @@ class Run:
         self.servers[1].start()
         self.servers[1].await_address()
         self._lead_workers()
-        for worker in self.workers:
+        for worker in self.workers[: plans.WORKERS]:
             worker.start()
         running = "the job is running"
         self.wait_until("the job to run", lambda: running in self.servers[0].program.errors())
@@ -101,7 +102,7 @@ class Run:
             if place.start_at is not None and place.start_at <= now:
                 place.start()
         for worker in self.workers:
-            if worker.runs() or worker.start_at is not None or worker.how == "nobody":
+            if worker.starts == 0 or worker.runs() or worker.start_at is not None or worker.how == "nobody":
                 continue
             if worker.left_early():
                 worker.start_at = now

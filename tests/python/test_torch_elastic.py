@@ -1,0 +1,71 @@
+"""Workers that come and go under psrun: real processes and servers, whose record says what became of each sample."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from test_run import Script, needs_programs, psrun
+
+torch = pytest.importorskip("torch")
+
+pytestmark = needs_programs
+
+SAMPLES, BATCH, EPOCHS = 640, 8, 50
+SCRIPT = f"""
+    import torch
+    import psgrad.torch
+    from psgrad.data import Batches
+
+    torch.manual_seed(1)
+    x = torch.randn({SAMPLES}, 10)
+    data = torch.utils.data.TensorDataset(x, x.sum(dim=1, keepdim=True))
+    model = torch.nn.Linear(10, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with psgrad.torch.DistributedOptimizer(optimizer, model) as opt:
+        print("rank", opt.rank, "process", os.getpid())
+        for x, y in Batches(data, opt, batch_size={BATCH}, epochs={EPOCHS}):
+            opt.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            if not os.path.exists(sys.argv[1]):  # Something is still to happen.
+                time.sleep(0.05)
+            opt.step()
+            if opt.param_groups[0]["lr"] != 1e-4:
+                raise AssertionError("a newcomer has another rate")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    return Script(tmp_path / "train.py")
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
+def test_workers_are_killed_and_join_and_each_sample_counts_once(script: Script, tmp_path: Path, mode: str) -> None:
+    path, metrics, all_happened = script(SCRIPT), tmp_path / "metrics.jsonl", tmp_path / "all_happened"
+    flags = ["--workers=2", "--min_workers=1", "--max_workers=3", f"--mode={mode}", f"--metrics_file={metrics}"]
+    with psrun(*flags, "--reconnect_grace=100ms", path, all_happened) as job:
+        (address,) = job.await_output(r"listening on (\S+)")
+        first = [int(pid) for pid in job.await_output(r"rank \d process (\d+)", times=2)]
+        with psrun(f"--server={address.decode()}", path, all_happened) as more:
+            (newcomer,) = more.await_output(r"rank (\d) process")
+            assert newcomer == b"2"  # RANK is 0, which is another one's.
+            os.kill(first[1], signal.SIGKILL)
+            job.await_output("it is started again in 1 s")
+            job.await_output(r"rank \d process (\d+)", times=3)
+            all_happened.touch()
+            assert more.await_end() == 0, more.text
+        assert job.await_end() == 0, job.text
+    events = [json.loads(line) for line in metrics.read_text().splitlines()]
+    counts: collections.Counter[int] = collections.Counter()
+    for event in events:
+        if event["event"] == "run":
+            counts[event["run"]] += -1 if event["returned"] else 1
+    assert counts == dict.fromkeys(range(SAMPLES // BATCH * EPOCHS), 1)
+    applied = [event for event in events if event["event"] == "apply"]
+    assert sum(sum(event["samples"]) for event in applied) == SAMPLES * EPOCHS
