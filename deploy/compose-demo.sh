@@ -118,12 +118,12 @@ train_killed() {
 train_elastic() {
   local log=$RUNS/elastic.log deadline=$((SECONDS + UP_LIMIT_S)) chief container
   elastic() {
-    env RUNS=../runs/compose/elastic MODE=bsp BUDGET=job EPOCHS=1 STEP_TIME="$SLOW_STEP_TIME" \
+    env RUNS=../runs/compose/elastic MODE=bsp BUDGET=job EPOCHS=2 STEP_TIME="$SLOW_STEP_TIME" \
       SERVER_FLAGS="--min_workers=1 --max_workers=4" timeout "$UP_LIMIT_S" "${compose[@]}" "$@"
   }
   # becomes N: there are so many containers of full speed, beside the slow one, and as many workers in the job.
   becomes() {
-    elastic up -d --no-recreate --scale worker="$1" >>"$log" 2>&1 </dev/null ||
+    elastic up -d --no-deps --no-recreate --scale worker="$1" worker >>"$log" 2>&1 </dev/null ||
       { tail -n 20 "$log" >&2; fail "the job with workers that come and go could not have $1 of them; see $log"; }
     until docker exec "$chief" ps_ctl --server=127.0.0.1:5000 status 2>/dev/null | grep -q "^workers: $(($1 + 1)) of"; do
       ((SECONDS < deadline)) || fail "the job with workers that come and go did not get to $1 and a slow one; see $log"
@@ -149,9 +149,10 @@ train_elastic() {
   elastic down --volumes >>"$log" 2>&1
 }
 
-# each_sample_once FILE: "yes" if what the chief handed out, less what came back, is each run of samples once.
+# each_sample_once FILE EPOCHS: "yes" if what the chief handed out, less what came back, is each run of samples once, and the
+# versions are made of as many samples as these have.
 each_sample_once() {
-  python3 - "$1" <<'PYTHON'
+  python3 - "$@" <<'PYTHON'
 import collections, json, sys
 
 events = [json.loads(line) for line in open(sys.argv[1])]
@@ -160,7 +161,9 @@ counts = collections.Counter()
 for event in events:
     if event["event"] == "run":
         counts[event["run"]] += -1 if event["returned"] else 1
-print("yes" if counts == dict.fromkeys(range(terms["runs"]), 1) else "no")
+used = sum(sum(event["samples"]) for event in events if event["event"] == "apply")
+once = counts == dict.fromkeys(range(terms["runs"]), 1) and used == terms["samples"] * int(sys.argv[2])
+print("yes" if once else "no")
 PYTHON
 }
 
@@ -179,7 +182,7 @@ found=$(hash_in "$RUNS/bsp.log")
 expected=$(hash_in "$RUNS/expected.log")
 killed=$(hash_in "$RUNS/killed.log")
 [[ -n $found && -n $expected ]] || fail "the sync job printed no weights hash; its output is in $RUNS/bsp.log"
-once=$(each_sample_once "$RUNS/elastic/bsp/server-0.jsonl")
+once=$(each_sample_once "$RUNS/elastic/bsp/server-0.jsonl" 2)
 echo "each sample counted once while workers came and went: $once"
 deploy/compare.sh verdicts "$RUNS" --no-build --hash="$found" --expected_hash="$expected" --killed_hash="${killed:-none}"
 [[ $once == yes ]]

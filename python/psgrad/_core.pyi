@@ -55,6 +55,7 @@ class PushInfo:
     versions: list[int]
     samples: int
     passed: int | None
+    runs: int | None
     learning_rate: float | None
     tensors: list[int]
     skip_not_finite: bool
@@ -151,6 +152,7 @@ class Client:
     start_step: int
     replaced: str
     lead: bool
+    asked_to_leave: bool
     hands_out_runs: bool
     exact_versions: bool
     empty_contributions: bool
@@ -172,5 +174,5 @@ class Client:
     def leave(self, reason: str, /) -> Call: ...
     def weights_hash(self) -> Call: ...
     def take_run(
-        self, number: int, finished: int, samples: int, batch_size: int, runs: int, wait: float | None
+        self, number: int, finished: int, samples: int, batch_size: int, runs: int, wait: float | None, ahead: int
     ) -> Call: ...

@@ -25,8 +25,10 @@ from psgrad._lines import READ_BYTES, Lines, Sink
 _BLAME_S = 1.0
 # Processes that a child has left behind hold its pipes open.
 _DRAIN_S = 1.0
-# A worker that failed is started again after 1 s, 2 s, 4 s, …; after a longer life than this it counts as new.
+# A worker that failed is started again after 1 s, 2 s, 4 s, … and at most so long; after a longer life than this it
+# counts as new.
 _FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
 _LONG_LIFE_S = 60.0
 # What a pipe holds: the kernel's default for what a user without privileges may ask for.
 _PIPE_BYTES_MAX = 1 << 20
@@ -152,10 +154,14 @@ class Child(Process):
         if self.running:
             self._signal_group(number)
 
+    def end_group(self) -> None:
+        """After its end: ends what it has left behind."""
+        self._signal_group(signal.SIGKILL)
+
     def release(self) -> None:
         if self._popen.returncode is not None:
             return
-        self._signal_group(signal.SIGKILL)
+        self.end_group()
         self._popen.wait()
         os.close(self.fd)
         for pipe in (self._popen.stdout, self._popen.stderr):
@@ -202,22 +208,26 @@ class _Life:
     command: Sequence[str]
     env: Mapping[str, str]
     began: float
+    is_restart: bool = False
     failures: int = 0
-    next_at: float | None = None  # It has failed; when another one takes its place.
+    next_at: float | None = None  # It has failed while the job went on; when another one takes its place.
 
 
 class Supervisor:
     """Used by one thread, which is the one that the children are tied to. What they write goes to `sink`, as whole
     lines with the writer's name before each.
 
-    max_restarts: a worker that fails is started again while the servers run, at most so often, unless it had a long
-    life before. Then it is nobody's failure.
+    max_restarts: a worker that fails while the job goes on is started again, at most so often in a row. Then it is
+    nobody's failure.
+    servers_stay: servers outlast the job, or are not this supervisor's. Then the job has ended when a worker has ended
+    well.
     """
 
-    def __init__(self, sink: Sink, max_restarts: int = 0) -> None:
+    def __init__(self, sink: Sink, max_restarts: int = 0, *, servers_stay: bool = False) -> None:
         self.servers: list[Server] = []
         self.workers: list[Process] = []
         self._max_restarts = max_restarts
+        self._servers_stay = servers_stay
         self._lives: dict[Process, _Life] = {}
         self._ending = False
         # What is waited for besides the processes: descriptors to read from, and what to do then.
@@ -250,14 +260,17 @@ class Supervisor:
                 continue
             if life.next_at is None:
                 life.failures = 1 if now - life.began > _LONG_LIFE_S else life.failures + 1
-                pause_s = _FIRST_PAUSE_S * 2 ** (life.failures - 1)
-                life.next_at = now + pause_s
                 if self._comes_again(worker):
+                    pause_s = min(_FIRST_PAUSE_S * 2 ** min(life.failures - 1, 10), _LONGEST_PAUSE_S)
+                    life.next_at = now + pause_s
                     count = f"{life.failures} of {self._max_restarts} times"
                     self._say(worker, f"it is started again in {pause_s:g} s ({count})")
+                elif life.is_restart and self._job_has_ended():
+                    life.next_at = math.inf
+                    self._say(worker, "it came too late: the job has ended well without it")
             elif life.next_at <= now and self._comes_again(worker):
                 self._let_go(worker)
-                self._start_worker(_Life(life.rank, life.command, life.env, now, life.failures))
+                self._start_worker(_Life(life.rank, life.command, life.env, now, True, life.failures))
             elif self._job_has_ended() and life.next_at != math.inf:
                 life.next_at = math.inf
                 self._say(worker, "it is not started again: the job has ended well without it")
@@ -267,24 +280,33 @@ class Supervisor:
         life = self._lives.get(process)
         if life is None or not process.failed or self._ending or self.stopped_by is not None:
             return False
-        return life.failures <= self._max_restarts and all(server.running for server in self.servers)
+        goes_on = all(server.running for server in self.servers) and not self._job_has_ended()
+        return life.failures <= self._max_restarts and goes_on
 
     def _job_has_ended(self) -> bool:
         """Well: whoever comes then is too late."""
-        return bool(self.servers) and all(server.ending is not None and server.ending.ok for server in self.servers)
+        some_worker = any(worker.ending is not None and worker.ending.ok for worker in self.workers)
+        all_servers = all(server.ending is not None and server.ending.ok for server in self.servers)
+        return some_worker and (self._servers_stay or all_servers)
 
     def _say(self, worker: Process, what: str) -> None:
-        if isinstance(worker, Child):
-            self._read_what_is_there(worker)  # Its last words come before what is said about it.
+        self._read_last_words(worker)
         self._sink.put(2, f"psrun: {worker.name} {worker.ending}; {what}\n".encode())
 
     def _let_go(self, worker: Process) -> None:
         self.workers.remove(worker)
         del self._lives[worker]
         if isinstance(worker, Child):
+            worker.end_group()
+            self._read_last_words(worker)
             for pipe in (worker.stdout, worker.stderr):
                 self._pipes.pop(pipe, None)
         worker.release()
+
+    def _read_last_words(self, worker: Process) -> None:
+        """They come before what is said about it."""
+        if isinstance(worker, Child):
+            self._read_what_is_there(worker)
 
     def start_servers(self, count: int, workers: int, flags: Mapping[str, str], timeout_s: float) -> str:
         """Returns the chief's address, once all servers listen. Failed; FileNotFoundError if there is no ps_server."""
@@ -319,14 +341,13 @@ class Supervisor:
             self._wait(lambda: not self._culprit_may_follow(), _BLAME_S)
             failed = self._failed()
             assert failed is not None
-            if isinstance(failed, Child):
-                self._read_what_is_there(failed)  # Its last words come before what is said about it.
+            self._read_last_words(failed)
             raise Failed(failed)
         return met
 
     def await_workers(self) -> None:
         """All workers have ended well. Stopped; Failed."""
-        self.until(lambda: not any(worker.running or self._comes_again(worker) for worker in self.workers))
+        self.until(lambda: not any(worker.running or self._is_awaited(worker) for worker in self.workers))
 
     def await_servers(self, timeout_s: float) -> None:
         """The workers have ended well, so the servers will, too. Stopped; Failed, also if one still runs in the end."""
@@ -337,14 +358,24 @@ class Supervisor:
                 f"{late.name} still runs {timeout_s:g} s after the workers have ended (did they all join the job?)",
             )
 
+    def _is_awaited(self, worker: Process) -> bool:
+        """Another one takes its place, unless the job ends before that."""
+        life = self._lives.get(worker)
+        return life is not None and worker.failed and life.next_at is not None and life.next_at != math.inf
+
     def _failed(self) -> Process | None:
         """The one to blame, so far."""
         failed = [process for process in self.processes if process.failed and not self._is_let_pass(process)]
         return min(failed, key=lambda process: process.blames_another) if failed else None
 
     def _is_let_pass(self, process: Process) -> bool:
-        came_again = process in self._lives and self._lives[process].failures > 0
-        return self._comes_again(process) or (came_again and self._job_has_ended())
+        """It is started again, or would have been, but for the job's end."""
+        life = self._lives.get(process)
+        if life is None or life.failures > self._max_restarts or (life.next_at is None and not life.is_restart):
+            return False
+        # A server that has failed is to blame, and whoever runs may end well.
+        unknown = any(one.running for one in self.processes) or any(server.failed for server in self.servers)
+        return unknown or self._servers_stay or self._job_has_ended()
 
     def _culprit_may_follow(self) -> bool:
         failed = self._failed()

@@ -218,6 +218,7 @@ class Client:
         self._core = core  # It is of one generation of the job; memory is the worker's, and outlasts it.
         self._started = False
         self._has_taken_runs = False
+        self._used_runs: int | None = None
         self._left = False
         self._stopped = False
         self._done: bool | None = None  # What ``done`` was told, when it has returned.
@@ -384,6 +385,11 @@ class Client:
         return self._core.hands_out_runs
 
     @property
+    def asked_to_leave(self) -> bool:
+        """An operator asks this worker to leave the job (ps_ctl drain). psgrad.data.Batches does so by itself."""
+        return self._core.asked_to_leave
+
+    @property
     def has_taken_runs(self) -> bool:
         """This worker has asked for a run of samples."""
         return self._has_taken_runs
@@ -490,6 +496,7 @@ class Client:
         push.versions = list(versions)
         push.samples = samples
         push.passed = passed
+        push.runs = self._used_runs
         push.learning_rate = learning_rate
         push.skip_not_finite = skip_not_finite
         push.is_difference = difference
@@ -531,21 +538,36 @@ class Client:
     # ---- The job
 
     def take_run(
-        self, number: int, finished: int, samples: int, batch_size: int, runs: int, wait: float | None = None
+        self,
+        number: int,
+        finished: int,
+        samples: int,
+        batch_size: int,
+        runs: int,
+        wait: float | None = None,
+        ahead: int = 0,
     ) -> int | None:
         """With --budget=job: the next run of samples for this worker; None: all have been used.
 
         ``number`` counts this worker's runs from 1; ``finished`` of them, the first that it took, have been used;
         ``samples`` are those of the training split, cut into runs of ``batch_size``, and ``runs`` all of the job.
+        ``ahead`` of them, at most 64, are taken before they are used: then ``use_runs`` has to say which are.
         Waits for ``wait`` seconds at most while there is none; then it raises WaitAgain. RolledBack, if the job is
         rolled back meanwhile: ``pull`` joins again and brings the weights, then ``number`` counts from 1 again.
         """
         self._check_started("take_run")
         self._has_taken_runs = True
-        run = _call(self._core.take_run(number, finished, samples, batch_size, runs, wait), self._core)
+        run = _call(self._core.take_run(number, finished, samples, batch_size, runs, wait, ahead), self._core)
         if run == -1:
             raise WaitAgain(f"there is no run now for rank {self.rank}, but one may come back")
         return None if run is None else int(run)
+
+    def use_runs(self, count: int | None) -> None:
+        """Pushes that begin from now on are made with the first ``count`` runs that this worker took; None: with all.
+
+        If the worker is lost, only those that no push was made with are handed out again.
+        """
+        self._used_runs = count
 
     def weights_hash(self) -> str:
         """The fingerprint of the newest version's weights, and the shards' versions where they differ.

@@ -8,6 +8,7 @@ as N workers with B, and each sample is used once an epoch.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib
@@ -21,11 +22,12 @@ from typing import Any, Literal, Protocol
 import psgrad
 from psgrad.sampling import Plan, Sampler, budget_of, permutation
 
-__all__ = ["Batches", "Plan", "Sampler", "budget_of", "permutation"]
+__all__ = ["Batches", "Drained", "Plan", "Sampler", "budget_of", "permutation"]
 
 _log = logging.getLogger("psgrad")
 # Others wait for the contribution of a worker that has no run; but most often the last run is about to be finished.
 _FILLING_WAIT_S = 0.02
+_AHEAD_MAX = 64  # Runs that the chief lets a worker take before it uses them.
 
 
 def _first_batch(
@@ -128,12 +130,15 @@ class _FixedShare:
 class _HandedOutRuns:
     """--budget=job: the chief hands out runs of samples, until the whole job's are used. As in
     worker/train/handed_out_runs.cc.
+
+    ahead: so many are taken before the loop gets them.
     """
 
-    def __init__(self, sampler: Sampler, total: int, job: _Job) -> None:
+    def __init__(self, sampler: Sampler, total: int, job: _Job, ahead: int) -> None:
         self._sampler = sampler  # It is a single worker's, whose steps are the runs.
         self._total = total
         self._job = job
+        self._ahead = ahead
         # Others need a contribution of this worker to every step, if only an empty one: while it has to wait for a run
         # it gets shares without samples.
         self._fills_steps = job.empty_contributions
@@ -168,6 +173,13 @@ class _HandedOutRuns:
                 f"waiting for a run of samples while {unfinished} of this worker's are not finished"
             ) from None
 
+    def take_ahead(self, finished: int) -> Plan | None:
+        """The next run, for later; None: there is none now."""
+        self._finish(finished)
+        with contextlib.suppress(psgrad.WaitAgain, psgrad.RolledBack):  # Which the next take() finds as well.
+            return self._next(wait_s=0.0)
+        return None
+
     def skip_to(self, batch: int) -> int:
         return 0  # Steps have no batches of their own.
 
@@ -178,7 +190,8 @@ class _HandedOutRuns:
 
     def _next(self, wait_s: float | None) -> Plan | None:
         terms = (self._sampler.samples, self._sampler.batch_size, self._total)
-        run = self._job.get("take_run", None)(self._taken + 1, self._finished, *terms, wait=wait_s)
+        ahead = {"ahead": self._ahead} if self._ahead else {}
+        run = self._job.get("take_run", None)(self._taken + 1, self._finished, *terms, wait=wait_s, **ahead)
         if run is None:
             return None
         if not 0 <= run < self._total:
@@ -192,6 +205,66 @@ class _HandedOutRuns:
         while self._finished_shares < shares and self._open:
             self._finished += self._open.popleft()
             self._finished_shares += 1
+
+
+class _LoadedAhead:
+    """Runs that are taken before the loop gets to them, and their batches, which a torch DataLoader reads meanwhile."""
+
+    def __init__(self, dataset: Any, options: Mapping[str, Any], take: Callable[[], Plan | None]) -> None:
+        self._dataset = dataset
+        self._options = options
+        self._take = take
+        self._plans: deque[Plan] = deque()
+        self._loader: Iterator[Any] | None = None
+        self._batch: Any = None
+
+    def begin(self, first: Plan) -> None:
+        """Reads this run's batch, and those of as many others as there are now."""
+        data: Any = importlib.import_module("torch.utils.data")
+        self._loader = iter(
+            data.DataLoader(self._dataset, batch_sampler=_TakenRuns(self._indices(first)), **self._options)
+        )
+
+    def next(self) -> Plan | None:
+        """The run whose batch is there now; None: none is left, and another one has to be begun with."""
+        if self._loader is None:
+            return None
+        self._batch = next(self._loader, None)
+        if not self._plans:
+            self._loader = None
+            return None
+        return self._plans.popleft()
+
+    def batch(self) -> Any:
+        return self._batch
+
+    def end(self) -> None:
+        """What was taken is another generation's."""
+        self._loader = None
+        self._plans.clear()
+
+    def _indices(self, first: Plan) -> Iterator[list[int]]:
+        plan: Plan | None = first
+        while plan is not None:
+            self._plans.append(plan)
+            yield plan.indices
+            plan = self._take()
+
+
+class _TakenRuns:
+    """A batch sampler of as many batches as are there when they are asked for."""
+
+    def __init__(self, indices: Iterator[list[int]]) -> None:
+        self._indices = indices
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._indices
+
+
+class Drained(SystemExit):
+    """This worker has left the job, as an operator asked it to: unless it is caught, the process ends with status 0."""
+
+    code = 0
 
 
 class Batches:
@@ -212,7 +285,11 @@ class Batches:
     empty_step: called instead of a batch where this worker has no samples in an epoch's last one, and others need a
         contribution of it; None: the optimizer's.
 
-    Where the chief hands out the samples (--budget=job), the batches are what it gives this worker.
+    If an operator asks the worker to leave (ps_ctl drain), the loop ends between two steps, or rounds, with Drained.
+
+    Where the chief hands out the samples (--budget=job), the batches are what it gives this worker; with `loader` it
+    takes num_workers times prefetch_factor of them ahead. If the worker is lost, others get those that it has not used.
+    Who leaves the loop before its end has used what it took.
 
     If the servers go back to a checkpoint, the batches do, too: the loop is given again what the steps from there on
     are made of. So the result in bsp is that of a run without the rollback. Where the chief hands out the samples, it
@@ -251,17 +328,25 @@ class Batches:
         self.steps_per_epoch = self._sampler.steps_per_epoch
         self.total = budget_of(epochs, self.steps_per_epoch)
         self._accumulate = int(self._job.get("accumulate", 1))
+        ahead = self._batches_ahead() if self._hands_out_runs else 0
         self._check()
         self._rollbacks = self._job.rollbacks
         self._job.get("rewinds_data", lambda: None)()
         self._first = self._batch_now()
         if self._first >= self.total and not self._hands_out_runs:
             _log.warning("the job has made %d of %d steps already: there are no batches left", self._first, self.total)
-        self._source: _Source = (
-            _HandedOutRuns(self._sampler, self.total, self._job)
-            if self._hands_out_runs
-            else _FixedShare(self._sampler, self._first, self.total)
-        )
+        self._source: _Source
+        self._ahead: _LoadedAhead | None = None
+        if self._hands_out_runs:
+            runs = _HandedOutRuns(self._sampler, self.total, self._job, ahead)
+            self._source = runs
+            if loader is not None:
+                options = {"collate_fn": collate} if collate else {}
+                take = functools.partial(self._take_ahead, runs)
+                self._ahead = _LoadedAhead(dataset, {**options, **loader}, take)
+        else:
+            self._source = _FixedShare(self._sampler, self._first, self.total)
+        self._used_runs = 0
         self._loaded: Iterator[tuple[int, Any]] | None = None
         self._peeked: Plan | None = None
         self._taken = 0
@@ -306,8 +391,6 @@ class Batches:
     # ---- Inside
 
     def _check(self) -> None:
-        if self._hands_out_runs and self._loader_options is not None:
-            raise ValueError("loader: with --budget=job batches are not known ahead, so nothing can load them ahead")
         if self._hands_out_runs and self._accumulate > 1:
             raise ValueError(
                 f"accumulate={self._accumulate}: with --budget=job a run of samples counts as used when the next one "
@@ -318,6 +401,17 @@ class Batches:
             raise ValueError(
                 "empty_step: this worker needs one, to push an empty contribution in steps that it has no samples for"
             )
+
+    def _batches_ahead(self) -> int:
+        """That the DataLoader asks for before the loop gets them."""
+        options = self._loader_options or {}
+        ahead = int(options.get("num_workers", 0)) * int(options.get("prefetch_factor", None) or 2)
+        if ahead > _AHEAD_MAX:
+            raise ValueError(
+                f"loader: num_workers times prefetch_factor is {ahead}; with --budget=job a worker may take "
+                f"{_AHEAD_MAX} runs of samples ahead"
+            )
+        return ahead
 
     def _batch_of(self, step: int) -> int:
         local = self._job.get("local_steps", None)
@@ -343,20 +437,51 @@ class Batches:
         self._peeked = None
         self._loaded = None
         self._spent = False
+        if self._ahead is not None:
+            self._ahead.end()
+            self._use_runs(0)
 
     def _peek(self) -> Plan | None:
         """The share that comes next. The loop is through with all before it."""
         self._follow_rollback()
+        if self._job.get("asked_to_leave", False) and self._job.get("local_step", 0) == 0:
+            _log.info("an operator asks this worker to leave: leaving the job after this step")
+            self._job.get("leave", lambda reason: None)("asked to")
+            raise Drained
         if self._peeked is None and not self._spent:
             self._skip_what_others_have_passed()
             self._peeked = self._take()
             self._taken += self._peeked is not None
+            if self._ahead is not None and self._peeked is not None and self._peeked.indices:
+                self._use_runs(self._used_runs + 1)
             if self._peeked is None:
                 self._spent = True
                 self._loaded = None  # Ends its processes.
         return self._peeked
 
     def _take(self) -> Plan | None:
+        if self._ahead is None:
+            return self._take_next()
+        plan = self._ahead.next()
+        if plan is not None:
+            return plan
+        plan = self._take_next()
+        if plan is None or not plan.indices:
+            return plan
+        self._ahead.begin(plan)
+        return self._ahead.next()
+
+    def _use_runs(self, count: int) -> None:
+        """Pushes are made with so many of the runs that were taken."""
+        self._used_runs = count
+        self._job.get("use_runs", None)(count)
+
+    def _take_ahead(self, runs: _HandedOutRuns) -> Plan | None:
+        if self._job.rollbacks != self._rollbacks:  # What is taken now would be of another generation.
+            return None
+        return runs.take_ahead(self._taken - int(self._job.get("open_batches", 0)))
+
+    def _take_next(self) -> Plan | None:
         while True:
             rollbacks = self._rollbacks
             try:
@@ -398,6 +523,8 @@ class Batches:
             self._job.get("add_passed", lambda samples: None)(jumped_over)
 
     def _load(self, plan: Plan) -> Any:
+        if self._ahead is not None:
+            return self._ahead.batch()
         if self._loader_options is not None:
             return self._load_ahead(plan)
         if hasattr(self._dataset, "__getitems__"):

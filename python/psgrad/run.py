@@ -19,8 +19,8 @@ usage: psrun [flags] SCRIPT.py [argument …]
        psrun [flags] -m MODULE [argument …]
 
 Starts the servers and workers of a job on this machine. What they write comes with [worker 1] or [server 0] before each
-line. When one fails, or on Ctrl-C, all are ended: workers first, by SIGINT, SIGTERM and SIGKILL, then servers; a second
-Ctrl-C kills them at once.
+line. When one fails for good, or on Ctrl-C, all are ended: workers first, by SIGINT, SIGTERM and SIGKILL, then servers;
+a second Ctrl-C kills them at once.
 
   --workers=N             processes that run the script (1)
   --servers=N             ps_server processes that hold the model (1)
@@ -28,8 +28,11 @@ Ctrl-C kills them at once.
   --job=NAME              name of the job (default)
   --grace=10s             how long processes that are to end may take before the next, harder signal
   --server_timeout=30s    how long servers may take to start, and to end after the workers
-  --max_restarts=N        a worker that fails is started again, at most so often in a row (0; with --min_workers or
-                          --max_workers, with which workers come and go, 3, and --budget=job is implied)
+  --max_restarts=N        a worker that fails while the job goes on is started again, at most N times in a row (0, or 3
+                          where workers come and go). A life of over a minute begins the count anew
+  --min_workers=N         workers may come and go, as long as there are N; and
+  --max_workers=N         as long as there are not more than N. Both go to ps_server, with --budget=job, by which
+                          samples are handed out
   --FLAG=VALUE            any other flag goes to ps_server, as in --mode=asp --staleness=3 (see ps_server --help). The
                           optimizer is the script's unless --optimizer says otherwise. With several servers, each has a
                           metrics file of its own: --metrics_file=a.jsonl makes a.0.jsonl, a.1.jsonl, …
@@ -41,7 +44,8 @@ On several machines, start ps_server by hand and on each machine psrun --server=
 from torchrun's RANK and WORLD_SIZE, which may be set by hand, or else from Slurm's SLURM_PROCID and SLURM_NTASKS: each
 of their processes stands for N workers. Under torchrun psrun is not needed: a script needs only PS_SERVER beside it.
 
-Exit status: 0 if all ended with 0; 1 if one failed; 2 for a wrong flag; 130 after Ctrl-C, 143 after SIGTERM.
+Exit status: 0 if all ended with 0, or were started again and the job ended well; 1 if one failed; 2 for a wrong flag;
+130 after Ctrl-C, 143 after SIGTERM.
 """
 
 _TRUE = ("true", "t", "yes", "y", "1")  # As ps_server's flags have it.
@@ -70,6 +74,7 @@ class Options:
     grace_s: float
     server_timeout_s: float
     max_restarts: int
+    elastic: bool  # Workers come and go.
     server_flags: dict[str, str]  # By name.
 
 
@@ -100,7 +105,8 @@ def parse(arguments: Sequence[str]) -> Options:
             raise UsageError(f"{flag}: not a flag; those of psrun and ps_server begin with --")
         else:
             for_servers[name] = value if equals else "true"
-    elastic = any(name in for_servers for name in _ELASTIC)
+    bounds = [for_servers.get(name, own.get("workers", "1")) for name in _ELASTIC]
+    elastic = bounds[0] != bounds[1]
     if elastic:
         for_servers.setdefault("budget", "job")
     options = Options(
@@ -112,6 +118,7 @@ def parse(arguments: Sequence[str]) -> Options:
         grace_s=_seconds("grace", own, 10),
         server_timeout_s=_seconds("server_timeout", own, 30),
         max_restarts=_count("max_restarts", own, 3 if elastic else 0, least=0),
+        elastic=elastic,
         server_flags=for_servers,
     )
     if options.server is not None and (for_servers or "servers" in own):
@@ -205,7 +212,8 @@ class Run:
         # Servers of its own make a job of its own, whatever this process is part of.
         self._place = place_in(os.environ) if options.server else Place()
         self._output = Output(on_closed=lambda: self._on_signal(signal.SIGPIPE))
-        self._supervisor = Supervisor(self._output, options.max_restarts)
+        stays = options.server is not None or self._servers_stay()
+        self._supervisor = Supervisor(self._output, options.max_restarts, servers_stay=stays)
 
     def run(self) -> int:
         """The exit status."""
@@ -249,8 +257,17 @@ class Run:
             unbuffered = {"PYTHONUNBUFFERED": "1", **os.environ}
             self._supervisor.start_worker(rank, options.command, {**unbuffered, **environment})
 
+    def _servers_stay(self) -> bool:
+        return self._options.server_flags.get("keep_running", "").lower() in _TRUE
+
     def _await_servers(self) -> None:
-        if self._options.server_flags.get("keep_running", "").lower() not in _TRUE:
+        if not self._servers_stay():
+            if self._options.elastic:  # Others may go on with the job.
+                supervisor, limit_s = self._supervisor, self._options.server_timeout_s
+                if not supervisor.until(lambda: not any(server.running for server in supervisor.servers), limit_s):
+                    self._say("these workers have ended; the servers run until the job ends, or until Ctrl-C")
+                    supervisor.until(lambda: not any(server.running for server in supervisor.servers))
+                return
             self._supervisor.await_servers(self._options.server_timeout_s)
             return
         self._say("the workers have ended; the servers run until Ctrl-C (--keep_running)")

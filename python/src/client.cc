@@ -125,6 +125,7 @@ struct Core {
   Layout layout;
   std::stop_source stop;
   Notices notices;
+  std::atomic<bool> asked_to_leave = false;
   std::shared_ptr<Client> client;  // Set by the join, which ends before anything else is called.
 
   static std::shared_ptr<Core> Make(ClientOptions options, Layout layout) {
@@ -135,6 +136,9 @@ struct Core {
     core->options.sender_thread = true;
     core->options.on_notice = [weak = std::weak_ptr<Core>(core)](const std::string& text) {
       if (const auto strong = weak.lock(); strong != nullptr) strong->notices.Add(text);
+    };
+    core->options.on_asked_to_leave = [weak = std::weak_ptr<Core>(core)] {
+      if (const auto strong = weak.lock(); strong != nullptr) strong->asked_to_leave = true;
     };
     return core;
   }
@@ -182,6 +186,7 @@ class CoreClient {
 
   void Stop() { core_->stop.request_stop(); }
   std::vector<std::string> TakeNotices() { return core_->notices.Take(); }
+  bool asked_to_leave() const { return core_->asked_to_leave; }
 
   nb::list GradientBuffers() { return ArraysOf(core_->layout, Take(client().GradientBuffers())); }
   nb::list WeightBuffers() { return ArraysOf(core_->layout, Take(client().WeightBuffers())); }
@@ -371,6 +376,7 @@ void DefineSettings(nb::module_& module) {
       .def_rw("versions", &PushInfo::versions)
       .def_rw("samples", &PushInfo::samples)
       .def_rw("passed", &PushInfo::passed)
+      .def_rw("runs", &PushInfo::runs)
       .def_rw("learning_rate", &PushInfo::learning_rate)
       .def_rw("tensors", &PushInfo::tensors)
       .def_rw("skip_not_finite", &PushInfo::skip_not_finite)
@@ -452,16 +458,17 @@ void DefineClient(nb::module_& module) {
       .def(
           "take_run",
           [](CoreClient& self, uint64_t number, uint64_t finished, uint64_t samples, uint64_t batch_size, uint64_t runs,
-             std::optional<double> wait) {
+             std::optional<double> wait, uint64_t ahead) {
             return self.TakeRun({.number = number,
                                  .finished = finished,
                                  .samples = samples,
                                  .batch_size = batch_size,
                                  .runs = runs,
+                                 .ahead = ahead,
                                  .wait = wait.has_value() ? absl::Seconds(*wait) : absl::InfiniteDuration()});
           },
           nb::arg("number"), nb::arg("finished"), nb::arg("samples"), nb::arg("batch_size"), nb::arg("runs"),
-          nb::arg("wait").none())
+          nb::arg("wait").none(), nb::arg("ahead"))
       .def_prop_ro("rank", [](const CoreClient& self) { return self.client().rank(); })
       .def_prop_ro("incarnation", [](const CoreClient& self) { return self.client().incarnation(); })
       .def_prop_ro("generation", [](const CoreClient& self) { return self.client().generation(); })
@@ -480,6 +487,7 @@ void DefineClient(nb::module_& module) {
       .def_prop_ro("start_step", [](const CoreClient& self) { return self.client().start_step(); })
       .def_prop_ro("replaced", [](const CoreClient& self) { return self.client().replaced(); })
       .def_prop_ro("lead", [](const CoreClient& self) { return self.client().lead(); })
+      .def_prop_ro("asked_to_leave", &CoreClient::asked_to_leave)
       .def_prop_ro("hands_out_runs", [](const CoreClient& self) { return self.client().hands_out_runs(); })
       .def_prop_ro("exact_versions", [](const CoreClient& self) { return self.client().policy().exact_versions; })
       .def_prop_ro("empty_contributions",

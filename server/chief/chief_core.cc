@@ -183,9 +183,9 @@ uint64_t ChiefCore::Join(uint64_t call, const v1::JoinRequest& request, TimePoin
     const bool known = standbys_.Has(request);
     absl::Status good = job_.CheckJoin(request, /*room=*/true);
     if (good.ok() && !known && standbys_.size() >= job_.options().max_standbys) {
-      good = FailedPrecondition("the job has ", job_.HasFreeRank() ? "room" : "all of its workers",
-                                " (--max_workers=", job_.options().most_workers(), "), and ", standbys_.size(),
-                                " more stand by (--max_standbys)");
+      const size_t others = standbys_.size();
+      good = FailedPrecondition(job_.WhyItWaits(request, now),
+                                others > 0 ? absl::StrCat(", and ", others, " more stand by (--max_standbys)") : "");
     }
     if (!good.ok()) {
       RefuseJoin(call, request, good, now);
@@ -237,18 +237,17 @@ void ChiefCore::EndStandby(uint64_t join_request_id, const absl::Status& why) {
 }
 
 void ChiefCore::MoveStandbys(TimePoint now) {
-  for (auto late = standbys_.EndLate(now); late.has_value(); late = standbys_.EndLate(now)) {
-    const std::string why = job_.WhyItWaits(late->request, now);
-    const auto text = absl::StrCat("standing by", why.empty() ? "" : ": ", why);
-    Add(Answer<v1::JoinReply>{.call = late->call, .reply = absl::DeadlineExceededError(text)});
-  }
   while (standbys_.size() > 0) {
     const auto may = [&](const v1::JoinRequest& request) { return job_.WhyItWaits(request, now).empty(); };
     const std::optional<Standbys::Standby> standby = standbys_.TakeFirst(may);
-    if (!standby.has_value()) return;
+    if (!standby.has_value()) break;
     const absl::StatusOr<JobState::Joined> joined = job_.Join(standby->request, /*room=*/true, now);
     joined.ok() ? Admit(standby->call, *joined, standby->deadline)
                 : RefuseJoin(standby->call, standby->request, joined.status(), now);
+  }
+  for (auto late = standbys_.EndLate(now); late.has_value(); late = standbys_.EndLate(now)) {
+    const auto why = absl::StrCat("standing by: ", job_.WhyItWaits(late->request, now));
+    Add(Answer<v1::JoinReply>{.call = late->call, .reply = absl::DeadlineExceededError(why)});
   }
 }
 

@@ -6,6 +6,7 @@
 #include <spdlog/spdlog.h>
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/check.h"
 #include "common/problems.h"
 #include "common/status.h"
@@ -152,28 +153,29 @@ absl::Status JobState::CheckJoin(const v1::JoinRequest& request, bool room) cons
   return absl::OkStatus();
 }
 
-std::optional<uint32_t> JobState::ClaimOf(const v1::JoinRequest& request) const {
-  if (!request.has_rank() || (options_.elastic() && !members_.MayClaim(request.rank()))) return std::nullopt;
-  return request.rank();
+std::optional<uint32_t> JobState::Grant(std::optional<uint32_t> claim, const std::string& name) const {
+  if (!options_.elastic() || !claim.has_value()) return claim;
+  return members_.IsFree(*claim) && members_.FindName(name) == nullptr ? claim : std::nullopt;
 }
 
 std::string JobState::WhyItWaits(const v1::JoinRequest& request, TimePoint now) const {
   if (over()) return "";
-  if (std::string why = short_lives_.WhyNotYet(request.host(), now); !why.empty()) return why;
-  if (finishing_) return "all workers are done, and another one is needed only if they are lost";
-  if (HasFreeRank()) return "";
-  return absl::StrCat("the job has all of its workers (--max_workers=", options_.most_workers(),
-                      "), and this one takes the next free place");
+  std::vector<std::string> why;
+  if (finishing_) {
+    why.emplace_back("all workers are done, and another one is needed only if they are lost");
+  } else if (!HasFreeRank()) {
+    why.push_back(absl::StrCat("the job has all of its workers (--max_workers=", options_.most_workers(), ")"));
+  }
+  if (std::string bad = short_lives_.WhyNotYet(request.host(), now); !bad.empty()) why.push_back(std::move(bad));
+  return absl::StrJoin(why, "; ");
 }
 
 bool JobState::HasToWait(const v1::JoinRequest& request, TimePoint now) const {
-  const bool is_new = (!ClaimOf(request).has_value() || request.yields()) &&
-                      members_.FindName(request.name()) == nullptr &&
-                      members_.FindJoin(request.join_request_id()) == nullptr;
-  const bool has_place = options_.max_standbys > 0 ? HasFreeRank() : members_.RankForNewcomer().has_value();
-  // When all are done, another one is needed only if they are lost.
-  const bool is_bad = !short_lives_.WhyNotYet(request.host(), now).empty() && options_.max_standbys > 0;
-  return options_.elastic() && !over() && is_new && (finishing_ || !has_place || is_bad);
+  const bool is_new =
+      members_.FindName(request.name()) == nullptr && members_.FindJoin(request.join_request_id()) == nullptr;
+  if (!options_.elastic() || over() || !is_new) return false;
+  if (options_.max_standbys == 0) return finishing_ || !members_.RankForNewcomer().has_value();
+  return !WhyItWaits(request, now).empty();
 }
 
 absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, bool room, TimePoint now) {
@@ -185,15 +187,19 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
     member->watch_due.reset();
     return Joined{.member = *member, .view = member->first_view};
   }
+  const std::optional<uint32_t> claim = request.has_rank() ? std::optional<uint32_t>(request.rank()) : std::nullopt;
   const std::string name = request.name().empty() ? ChooseName() : request.name();
   PS_ASSIGN_OR_RETURN(const uint32_t rank, request.yields() ? members_.RankToRejoin(name, request.rank())
-                                                            : members_.RankFor(name, ClaimOf(request)));
+                                                            : members_.RankFor(name, Grant(claim, name)));
   if (request.has_own_data()) {
     if (request.yields() && rank != request.rank()) {
       return FailedPrecondition("rank ", request.rank(), " has another owner, and with --data=own ",
                                 "this worker's samples are no other rank's");
     }
     PS_RETURN_IF_ERROR(CheckOwnData(rank, request.own_data()));
+  }
+  if (const Member* const before = members_.At(rank); before != nullptr && options_.elastic()) {
+    short_lives_.OnLost(before->host, before->joined, now);
   }
   Member* const joined = members_.Hand(rank, name, request.host(), now);
   joined->join_request_id = request.join_request_id();
@@ -246,7 +252,8 @@ std::string JobState::ChooseName() {
 const WorkerFlags& JobState::FlagsFor(std::optional<uint32_t> rank) const {
   static const WorkerFlags none;
   if (phase_ != v1::PHASE_RUNNING && restored() == nullptr) return none;
-  const auto own = own_flags_.find(rank.value_or(members_.RankForNewcomer().value_or(0)));
+  const std::optional<uint32_t> granted = Grant(rank, /*name=*/"");
+  const auto own = own_flags_.find(granted.value_or(members_.RankForNewcomer().value_or(0)));
   return own == own_flags_.end() ? terms_.worker_flags() : own->second;
 }
 
@@ -256,7 +263,7 @@ std::optional<uint64_t> JobState::OwnStep(const Member& member) const {
   if (restored != restored_steps_.end()) return restored->second;
   const bool from_the_start = member.first_step.has_value() || phase_ == v1::PHASE_GATHERING;
   // A checkpoint that has steps of others has all of them: this rank had not pushed.
-  if (from_the_start && !restored_steps_.empty()) return 0;
+  if (from_the_start && !restored_steps_.empty() && !StepsAreFree()) return 0;
   if (from_the_start || mode().OnLoss() != LossAction::kWait) return member.first_step;
   return shards_.LeftStep(member.rank);  // Its share is waited for.
 }
@@ -422,7 +429,6 @@ void JobState::RemoveMember(const Member& member) {
 
 void JobState::LoseMember(const Member& member, const std::string& why, TimePoint now) {
   spdlog::warn("{} {}", member.ToString(), why);
-  if (options_.elastic()) short_lives_.OnLost(member.host, member.joined, now);
   // Nobody needs a worker that is done; if it was the lead, the next rank becomes the lead.
   const LossAction action = member.done ? LossAction::kContinue : mode().OnLoss();
   RemoveMember(member);
@@ -480,7 +486,7 @@ std::vector<StepSet> JobState::NextView(TimePoint now) {
   const bool initialised = shards_.AllInitialised();
   if (phase_ == v1::PHASE_GATHERING && !awaits_first_checkpoint_ && Complete(now)) {
     last_progress_ = now;
-    // Who takes a rank of the restored job later begins where others are by then, unless he is waited for.
+    // Whoever takes a rank of the restored job later begins where others are by then, unless a lost one is waited for.
     if (mode().OnLoss() != LossAction::kWait) {
       std::erase_if(restored_steps_, [this](const auto& step) { return members_.At(step.first) == nullptr; });
     }
@@ -620,6 +626,7 @@ bool JobState::CheckTimes(TimePoint now, const std::function<bool(const Member&)
   std::erase_if(lost, is_joining);
   for (const Member& member : lost) {
     if (ended()) break;
+    if (options_.elastic()) short_lives_.OnLost(member.host, member.joined, now);
     const bool silent = now - member.last_heard > options_.lease;
     LoseMember(member,
                silent ? absl::StrCat("was lost: last heard from ", FormatSeconds(now - member.last_heard),

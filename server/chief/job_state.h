@@ -283,9 +283,12 @@ class JobState {
 
  private:
   static JobTerms MakeTerms(const ChiefOptions& options);
-  // The rank that a worker claims. Where workers come and go, a rank is no more than a name: nothing if another one
-  // has it.
-  std::optional<uint32_t> ClaimOf(const v1::JoinRequest& request) const;
+  // The rank that a worker of this name gets by claiming this one; nothing: any. Where workers come and go, a rank is
+  // no more than a name: a claim of one that is not free counts as none.
+  std::optional<uint32_t> Grant(std::optional<uint32_t> claim, const std::string& name) const;
+  // A rank's step says nothing of its place in the data, and nobody waits for a lost rank: so a rank may begin
+  // anywhere.
+  bool StepsAreFree() const { return runs_.hands_out() && mode().OnLoss() != LossAction::kWait; }
   // Checks a join, as this rank, of a worker whose samples are its own. Errors are those of OwnData::Check and
   // JobTerms::CheckSchedule; FAILED_PRECONDITION if the job hands out runs.
   absl::Status CheckOwnData(uint32_t rank, const v1::DataSummary& data) const;

@@ -94,6 +94,10 @@ void JobState::Restore(const RestoredJob& restored) {
     uint64_t& incarnation = incarnations[step.rank()];
     incarnation = std::max(incarnation, step.incarnation());
   }
+  // A rank that nobody had any more begins with the others.
+  if (StepsAreFree()) {
+    std::erase_if(restored_steps_, [this](const auto& step) { return !restored_members_.contains(step.first); });
+  }
   members_.RestoreIncarnations(std::move(incarnations));
   Check(runs_.Load(restored.runs).ok(), "CheckRestored has loaded it");
   Check(own_data_.Load(restored.job).ok(), "CheckRestored has loaded this, too");

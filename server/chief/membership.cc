@@ -23,11 +23,6 @@ std::vector<uint32_t> Membership::FreeRanks() const {
   return NumbersWhere(max_workers_, [this](uint32_t rank) { return !members_.contains(rank); });
 }
 
-bool Membership::MayClaim(uint32_t rank) const {
-  const auto holder = members_.find(rank);
-  return rank < max_workers_ && (holder == members_.end() || holder->second.suspect_since.has_value());
-}
-
 absl::StatusOr<uint32_t> Membership::RankFor(const std::string& name, std::optional<uint32_t> claim) const {
   std::optional<uint32_t> rank;
   const auto same_name =

@@ -59,8 +59,8 @@ class Membership {
   // or the lowest free one. ALREADY_EXISTS if a live worker has its name, FAILED_PRECONDITION if no rank is free; both
   // name who has its place.
   absl::StatusOr<uint32_t> RankToRejoin(const std::string& name, uint32_t former) const;
-  // Whether a worker may claim this rank: it is free, or a suspect's.
-  bool MayClaim(uint32_t rank) const;
+  // Whether the job has this rank, and nobody owns it.
+  bool IsFree(uint32_t rank) const { return rank < max_workers_ && !members_.contains(rank); }
   // Gives the rank to this worker, with a higher incarnation.
   Member* Hand(uint32_t rank, const std::string& name, const std::string& host, TimePoint now);
 

@@ -71,7 +71,13 @@ absl::Status RunDealer::OnRequest(const RunTaker& taker, const v1::TakeRunReques
                          {"runs", terms.runs},
                          {"runs_per_epoch", terms.runs_per_epoch()}}});
   }
-  return Finish(taker, request.finished());
+  if (request.ahead() > kMaxAhead) {
+    return InvalidArgument("rank ", taker.rank, " reads ", request.ahead(), " runs ahead; at most ", kMaxAhead,
+                           " are allowed");
+  }
+  PS_RETURN_IF_ERROR(Finish(taker, request.finished()));
+  hands_[taker].ahead = request.ahead();
+  return absl::OkStatus();
 }
 
 absl::Status RunDealer::Finish(const RunTaker& taker, uint64_t finished) {
@@ -119,9 +125,9 @@ absl::StatusOr<v1::TakeRunReply> RunDealer::Take(const RunTaker& taker, uint64_t
   if (number != hand.taken + 1) {
     return InvalidArgument("rank ", taker.rank, " asks for its run ", number, "; its next one is ", hand.taken + 1);
   }
-  if (hand.open.size() >= max_open_) {
+  if (const uint64_t most = max_open_ + hand.ahead; hand.open.size() >= most) {
     return FailedPrecondition("rank ", taker.rank, " has ", hand.open.size(), " runs that are not finished; at most ",
-                              max_open_, " are allowed");
+                              most, " are allowed");
   }
   const std::optional<uint64_t> run = NextRun();
   reply.set_outcome(run.has_value() ? v1::TakeRunReply::RUN

@@ -54,12 +54,14 @@ struct RunTaker {
 
 class RunDealer {
  public:
-  // A worker may have so many runs open. At least 2, so that it can ask for the next while the push of the last is
-  // under way. 0: the job hands out no runs.
+  // A worker may have so many runs open, and besides those that it says that it reads ahead (kMaxAhead at most). At
+  // least 2, so that it can ask for the next while the push of the last is under way. 0: the job hands out no runs.
   explicit RunDealer(uint64_t max_open) : max_open_(max_open) {}
   // The limit is the number that the mode asks workers to have open.
   RunDealer(bool hands_out, const v1::ModePolicy& policy);
   bool hands_out() const { return max_open_ > 0; }
+
+  static constexpr uint64_t kMaxAhead = 64;
 
   // The first call fixes what is dealt; returns whether this call did. FAILED_PRECONDITION, naming all that differs, if
   // something else was fixed; INVALID_ARGUMENT if no job can have such terms.
@@ -125,6 +127,7 @@ class RunDealer {
 
  private:
   struct Hand {
+    uint64_t ahead = 0;             // Runs that may be open besides max_open_.
     uint64_t taken = 0;             // Runs so far.
     std::deque<uint64_t> open;      // The last that it took, in that order.
     std::deque<uint64_t> finished;  // Those before them, since BeginCut.

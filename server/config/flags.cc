@@ -37,6 +37,10 @@ ABSL_FLAG(
     "averaged; diloco: they step by themselves for long, and servers apply an outer optimizer to what they have moved; "
     "easgd: they step by themselves and are drawn to their average");
 // Every row of mode_options.cc.
+ABSL_FLAG(
+    std::string, lr_scale, ps::ModeOptions().lr_scale,
+    "bsp, backup: linear or sqrt multiplies a step's learning rate by the number of workers whose batches make it, "
+    "divided by --num_workers, or by the root of that; none does not");
 ABSL_FLAG(std::optional<uint64_t>, max_staleness, ps::ModeOptions().max_staleness,
           "asp: a push that was computed on a version further back than this is refused as STALE; empty: none is");
 ABSL_FLAG(std::string, staleness_lr, ps::ModeOptions().staleness_lr,
@@ -197,6 +201,9 @@ ModeOptions ModeOptionsFromFlags() {
   ModeOptions options;
   options.name = absl::GetFlag(FLAGS_mode);
   options.on_worker_loss = absl::GetFlag(FLAGS_on_worker_loss);
+  options.lr_scale = absl::GetFlag(FLAGS_lr_scale);
+  options.usual_workers = absl::GetFlag(FLAGS_num_workers);
+  options.hands_out_runs = absl::GetFlag(FLAGS_budget) == "job";
   options.max_staleness = absl::GetFlag(FLAGS_max_staleness);
   options.staleness_lr = absl::GetFlag(FLAGS_staleness_lr);
   options.delay_compensation = absl::GetFlag(FLAGS_delay_compensation);

@@ -41,6 +41,13 @@ struct ModeOptions {
   // A replacement's push of a step may be another than its predecessor's, which had residuals (--error_feedback).
   bool error_feedback = false;
 
+  bool hands_out_runs = false;  // --budget=job: a rank's step says nothing of its place in the data.
+
+  // bsp and backup: how a step's learning rate follows the number of workers whose batches make it: not at all (none),
+  // in proportion to their share of usual_workers (linear), or to the root of that share (sqrt).
+  std::string lr_scale = "none";
+  uint32_t usual_workers = 0;  // --num_workers; 0: it is not known, and the learning rate does not change.
+
   // asp
   std::optional<uint64_t> max_staleness;  // A push that is older is STALE; unset: none is too old.
   std::string staleness_lr = "none";      // Or inverse: the learning rate is divided by max(1, staleness).

@@ -155,6 +155,9 @@ UpdateContext Updater::ContextOf(const Version& version, uint64_t number) const 
   UpdateContext context = {.update = number, .hyperparameters = timeline_.At(number, version.learning_rate)};
   float& rate = context.hyperparameters.learning_rate;
   rate = timeline_.ScheduleAt(number).Scaled(rate, version.position);
+  const auto gradients =
+      std::count_if(version.pushes.begin(), version.pushes.end(), [](const auto& push) { return push->samples > 0; });
+  rate *= mode_.LearningRateFactor(static_cast<size_t>(gradients));
   // Staleness is a matter of modes in which a version is made of one push.
   rate /= mode_.LearningRateDivisor(number - 1 - version.pushes.front()->version);
   return context;

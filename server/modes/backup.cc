@@ -26,6 +26,11 @@ class Backup final : public Gather {
 
   Oldest oldest() const override { return {.step = step()}; }
 
+  uint32_t usual_gradients() const override {
+    const uint32_t usual = options().usual_workers, left_out = options().backup_workers;
+    return usual > left_out ? usual - left_out : std::min(usual, 1U);
+  }
+
   // Who is first is known when they are there.
   std::vector<uint32_t> ExpectedContributors() const override { return {}; }
   size_t expected() const override { return 0; }

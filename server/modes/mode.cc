@@ -1,5 +1,7 @@
 #include "server/modes/mode.h"
 
+#include <cmath>
+
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status.h"
@@ -10,6 +12,13 @@ Admission AdmitOnly(uint64_t step, const PushHeader& push, const char* what) {
   if (push.step == step) return {};
   return {.kind = Admission::Kind::kReject,
           .why = absl::OutOfRangeError(absl::StrCat("rank ", push.rank, ", step ", push.step, ": ", what, step))};
+}
+
+float Mode::LearningRateFactor(size_t gradients) const {
+  const uint32_t usual = usual_gradients();
+  if (options_.lr_scale == "none" || usual == 0) return 1.0F;
+  const float ratio = static_cast<float>(gradients) / static_cast<float>(usual);
+  return options_.lr_scale == "sqrt" ? std::sqrt(ratio) : ratio;
 }
 
 absl::Status CheckSavedMode(const nlohmann::ordered_json& state, const std::string& name) {

@@ -117,7 +117,12 @@ class Mode {
   // sends the same push again. Else the push is dropped, undecided, when the rank's owner changes.
   virtual bool counts_for_any_owner() const = 0;
 
-  // ---- What becomes of an applied gradient (asp's options)
+  // ---- What becomes of an applied gradient
+
+  // The learning rate of a version of so many gradients is multiplied by that (--lr_scale).
+  float LearningRateFactor(size_t gradients) const;
+  // So many usually make a version; 0: it is not known.
+  virtual uint32_t usual_gradients() const { return options_.usual_workers; }
 
   // The learning rate of a push of this staleness is divided by that.
   virtual float LearningRateDivisor(uint64_t /*staleness*/) const { return 1.0F; }

@@ -19,14 +19,15 @@ class Ssp final : public EachPush {
 
   // A rank's new owner counts from the highest clock, at which it starts or, by what other shards have seen, later. The
   // one that is there when a restored job begins to run goes on where the rank was, and so does each where who was lost
-  // is waited for.
+  // is waited for. Where the chief hands out the work, a rank that the checkpoint does not have has no place to go on.
   std::vector<StepSet> SetMembers(const ModeMembers& members) override {
     const bool keeps_lost = OnLoss() == LossAction::kWait;
     uint64_t highest = 0;
     for (const auto& [rank, clock] : clocks_) highest = std::max(highest, clock.next_step);
     for (const auto& [rank, member] : members) {
+      const bool is_known = clocks_.contains(rank) || !options().hands_out_runs;
       Clock& clock = clocks_[rank];
-      const uint64_t next_step = restored_ || keeps_lost ? clock.next_step : highest;
+      const uint64_t next_step = (restored_ && is_known) || keeps_lost ? clock.next_step : highest;
       if (clock.incarnation != member.incarnation) clock = {.incarnation = member.incarnation, .next_step = next_step};
     }
     std::set<std::pair<uint64_t, uint32_t>> waited_for;
@@ -38,6 +39,7 @@ class Ssp final : public EachPush {
     }
     waited_for_ = std::move(waited_for);
     restored_ = false;
+    members_ = members;
     return {};
   }
 
@@ -82,7 +84,10 @@ class Ssp final : public EachPush {
 
   nlohmann::ordered_json Save() const override {
     nlohmann::ordered_json clocks = nlohmann::ordered_json::array();
-    for (const auto& [rank, clock] : clocks_) clocks.push_back({rank, clock.next_step});
+    const bool all = OnLoss() == LossAction::kWait || !options().hands_out_runs;
+    for (const auto& [rank, clock] : clocks_) {
+      if (all || members_.contains(rank)) clocks.push_back({rank, clock.next_step});
+    }
     return {{"mode", name()}, {"clocks", std::move(clocks)}};
   }
 
@@ -120,6 +125,7 @@ class Ssp final : public EachPush {
   // The lowest clock of those who are waited for; the largest number if there is none.
   uint64_t Slowest() const { return waited_for_.empty() ? UINT64_MAX : waited_for_.begin()->first; }
 
+  ModeMembers members_;
   std::map<uint32_t, Clock> clocks_;                    // Also of ranks that have left.
   bool restored_ = false;                               // The clocks are a checkpoint's, and the job did not run since.
   std::set<std::pair<uint64_t, uint32_t>> waited_for_;  // The clocks of those who are waited for, and their ranks.

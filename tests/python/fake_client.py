@@ -358,6 +358,7 @@ class FakeClient:
     replaced = ""
     hands_out_runs = False
     has_taken_runs = False
+    asked_to_leave = False
     rollbacks = 0
     next_step = 0
     rolled_back_to = None

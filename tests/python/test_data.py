@@ -312,18 +312,25 @@ class Chief:
         self.accumulate = accumulate
         self.empty_contributions = fills
         self.open_batches = open_batches
+        self.rollbacks = 0
         self.asked: list[tuple[Any, ...]] = []
         self.empty_steps = 0
+        self.ahead: set[int] = set()
+        self.used = 0
         self._answers = answers
 
     def take_run(
-        self, number: int, finished: int, samples: int, batch: int, runs: int, wait: float | None = None
+        self, number: int, finished: int, samples: int, batch: int, runs: int, wait: float | None = None, ahead: int = 0
     ) -> Any:
         self.asked.append((number, finished, samples, batch, runs, wait))
+        self.ahead.add(ahead)
         answer = self._answers.pop(0)
         if answer == "wait":
             raise WaitAgain
         return answer
+
+    def use_runs(self, count: int) -> None:
+        self.used = count
 
     def settle(self) -> None:
         self.open_batches = 0
@@ -385,9 +392,48 @@ def test_an_answer_that_cannot_be_is_an_error(answers: list[Any], message: str) 
         list(Batches(samples(10), Chief(answers), batch_size=4))
 
 
-def test_nothing_can_load_ahead_or_add_up_what_the_chief_hands_out() -> None:
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_loader_reads_runs_ahead_and_which_are_used_is_told(torch: Any, workers: int) -> None:
+    answers = [*range(12), "wait", "wait", 12, "wait", 13, None, None, None]
+    chief = Chief(list(answers), fills=True)
+    loader = {"num_workers": workers, **({"prefetch_factor": 3} if workers else {})}
+    batches = Batches(Squares(56), chief, batch_size=4, loader=loader)
+    alone = Sampler(56, num_workers=1, rank=0, batch_size=4)
+    got = []
+    for number, (x, y) in enumerate(batches, 1):
+        assert chief.used == number
+        assert torch.equal(x**2, y)
+        taken = sum(isinstance(answer, int) for answer in answers[: len(chief.asked)])
+        assert taken - number <= 3 * workers
+        # What is finished are those that the loop is through with, whatever was taken.
+        assert chief.asked[-1][1] <= number - 1
+        got.append(x.tolist())
+    assert got == [alone.plan(run).indices for run in range(14)]
+    assert chief.ahead == {3 * workers}
+    assert chief.empty_steps > 0
+
+
+def test_a_rollback_drops_what_was_read_ahead(torch: Any) -> None:
+    chief = Chief([0, 1, 2, 3, "wait", 0, 1, 2, 3, None, None, None])
+
+    batches = Batches(Squares(16), chief, batch_size=4, loader={"num_workers": 1, "prefetch_factor": 3})
+    alone = Sampler(16, num_workers=1, rank=0, batch_size=4)
+    got = []
+    for x, _ in batches:
+        got.append(x.tolist())
+        if len(got) == 2:
+            chief.rollbacks = 1
+    assert got == [alone.plan(run).indices for run in (0, 1, 0, 1, 2, 3)]
+    assert chief.used == 4
+
+
+def test_more_than_the_chief_lets_a_worker_take_is_not_read_ahead(torch: Any) -> None:
+    with pytest.raises(ValueError, match=r"num_workers times prefetch_factor is 72; .*64 runs"):
+        Batches(samples(10), Chief([]), batch_size=4, loader={"num_workers": 36})
+
+
+def test_nothing_knows_or_adds_up_what_the_chief_hands_out() -> None:
     refusals: list[Callable[[], object]] = [
-        lambda: Batches(samples(10), Chief([]), batch_size=4, loader={"num_workers": 2}),
         lambda: Batches(samples(10), Chief([]), batch_size=4).sampler(0),
         lambda: Batches(samples(10), Chief([], accumulate=2), batch_size=4),
     ]

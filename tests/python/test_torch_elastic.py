@@ -6,10 +6,12 @@ import collections
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from psgrad._supervisor import find_program
 from test_run import Script, needs_programs, psrun
 
 torch = pytest.importorskip("torch")
@@ -29,7 +31,8 @@ SCRIPT = f"""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     with psgrad.torch.DistributedOptimizer(optimizer, model) as opt:
         print("rank", opt.rank, "process", os.getpid())
-        for x, y in Batches(data, opt, batch_size={BATCH}, epochs={EPOCHS}):
+        loader = {{"num_workers": 1, "prefetch_factor": 3}} if sys.argv[2] == "ahead" else None
+        for x, y in Batches(data, opt, batch_size={BATCH}, epochs={EPOCHS}, loader=loader):
             opt.zero_grad()
             torch.nn.functional.mse_loss(model(x), y).backward()
             if not os.path.exists(sys.argv[1]):  # Something is still to happen.
@@ -45,21 +48,25 @@ def script(tmp_path: Path) -> Script:
     return Script(tmp_path / "train.py")
 
 
-@pytest.mark.parametrize("mode", ["bsp", "asp"])
-def test_workers_are_killed_and_join_and_each_sample_counts_once(script: Script, tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "read"), [("bsp", "as_asked"), ("bsp", "ahead"), ("asp", "ahead")])
+def test_workers_are_killed_and_join_and_each_sample_counts_once(
+    script: Script, tmp_path: Path, mode: str, read: str
+) -> None:
     path, metrics, all_happened = script(SCRIPT), tmp_path / "metrics.jsonl", tmp_path / "all_happened"
     flags = ["--workers=2", "--min_workers=1", "--max_workers=3", f"--mode={mode}", f"--metrics_file={metrics}"]
-    with psrun(*flags, "--reconnect_grace=100ms", path, all_happened) as job:
+    with psrun(*flags, "--reconnect_grace=100ms", path, all_happened, read) as job:
         (address,) = job.await_output(r"listening on (\S+)")
         first = [int(pid) for pid in job.await_output(r"rank \d process (\d+)", times=2)]
-        with psrun(f"--server={address.decode()}", path, all_happened) as more:
+        with psrun(f"--server={address.decode()}", path, all_happened, read) as more:
             (newcomer,) = more.await_output(r"rank (\d) process")
             assert newcomer == b"2"  # RANK is 0, which is another one's.
             os.kill(first[1], signal.SIGKILL)
             job.await_output("it is started again in 1 s")
             job.await_output(r"rank \d process (\d+)", times=3)
-            all_happened.touch()
+            subprocess.run([find_program("ps_ctl"), f"--server={address.decode()}", "drain", "2"], check=True)
             assert more.await_end() == 0, more.text
+            assert "started again" not in more.text
+            all_happened.touch()
         assert job.await_end() == 0, job.text
     events = [json.loads(line) for line in metrics.read_text().splitlines()]
     counts: collections.Counter[int] = collections.Counter()

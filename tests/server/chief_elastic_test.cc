@@ -104,6 +104,47 @@ TEST_CASE("A rank that another one has, or that there is not, is no reason to re
   CHECK(elastic.job.chief.Status(elastic.job.now).standbys() == 1);
 }
 
+TEST_CASE("A worker that leaves in order, or takes its own place again, makes its host no bad one") {
+  ElasticJob elastic;
+  for (int i = 0; i < 5; ++i) {
+    v1::JoinRequest request = elastic.Request("c");
+    request.set_join_request_id(static_cast<uint64_t>(100 + i));
+    request.set_rank(1);  // Which is another one's.
+    const absl::StatusOr<v1::JoinReply> joined = elastic.job.Join(request);
+    REQUIRE(joined.ok());
+    CHECK(joined->id().rank() == 2);
+    if (i % 2 == 0) elastic.Leave(joined->id());
+  }
+}
+
+TEST_CASE("A claim overtakes no standby, and takes no place while all are done") {
+  ElasticJob elastic;
+  elastic.ids.push_back(elastic.Join("c")->value()->id());
+  const JoinAnswer first = elastic.Join("d", std::chrono::hours(1));
+  // Rank 2's connection has just broken.
+  v1::WatchRequest watch;
+  *watch.mutable_id() = elastic.ids[2];
+  const absl::StatusOr<uint64_t> opened = elastic.job.chief.Watch(watch, elastic.job.now, [](const auto&) {});
+  REQUIRE(opened.ok());
+  elastic.job.chief.OnWatchGone(*opened, elastic.job.now);
+  v1::JoinRequest claims = elastic.Request("e");
+  claims.set_rank(2);
+  CHECK(elastic.job.Join(claims).status().code() == absl::StatusCode::kUnknown);  // No answer.
+  elastic.Pass(std::chrono::milliseconds(1100));
+  CHECK(ElasticJob::Rank(first) == 2);
+
+  ElasticJob ends;
+  for (uint64_t run = 1; run <= 4; ++run) (void)ends.Take(ends.ids[0], run, run - 1);
+  for (const v1::Identity& id : ends.ids) {
+    v1::DoneRequest done;
+    *done.mutable_id() = id;
+    ends.job.chief.Done(done, ends.job.now, ends.job.now + std::chrono::seconds(1), [](const auto&) {});
+  }
+  claims.set_rank(2);
+  CHECK(ends.job.Join(claims).status().code() == absl::StatusCode::kUnknown);
+  CHECK(ends.job.chief.Status(ends.job.now).standbys() == 1);
+}
+
 TEST_CASE("A host whose workers are lost soon after they joined, one after another, has to wait longer and longer") {
   ElasticJob elastic;
   // Its watch breaks, and it does not come back.
@@ -118,6 +159,7 @@ TEST_CASE("A host whose workers are lost soon after they joined, one after anoth
   const auto from = [&](const std::string& name, const std::string& host) {
     v1::JoinRequest request = elastic.Request(name);
     request.set_host(host);
+    request.set_rank(2);  // As a script does that has RANK in its environment.
     auto answer = std::make_shared<std::optional<absl::StatusOr<v1::JoinReply>>>();
     elastic.job.chief.Join(request, elastic.job.now, elastic.job.now + std::chrono::hours(1),
                            [answer](const auto& reply) { *answer = reply; });

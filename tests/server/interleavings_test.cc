@@ -1,6 +1,6 @@
 // Small jobs of 2 workers and 2 shards in bsp and backup: the chief and the shards, joined by queues in place of the
 // network. Every order in which slices, the building of the next version, reports and decisions can be brought about is
-// enumerated, and in each of them every point at which a worker can be lost.
+// enumerated, and in each of them every point at which a worker can be lost, and at which a third one can join.
 #include <array>
 #include <random>
 #include <set>
@@ -14,7 +14,7 @@
 namespace ps {
 namespace {
 
-enum class Kind { kPush, kReport, kUpdate, kBuild, kLose };
+enum class Kind { kPush, kReport, kUpdate, kBuild, kLose, kJoin };
 
 struct Event {
   Kind kind;
@@ -29,6 +29,7 @@ struct Size {
   std::string on_worker_loss = {};
   bool error_feedback = false;
   bool partial = false;  // SmallJob::Plan.
+  bool elastic = false;  // A third worker comes, once.
 };
 
 // In backup the learning rate tells at which position of a schedule a version was made, late pushes counted.
@@ -37,6 +38,7 @@ SmallJob::Plan PlanOf(const Size& size) {
       .mode = {.name = size.mode, .on_worker_loss = size.on_worker_loss, .error_feedback = size.error_feedback},
       .steps = size.steps,
       .slices = size.slices,
+      .elastic = size.elastic,
       .partial = size.partial};
   if (size.mode == "backup") plan.schedule = {.schedule = "linear", .schedule_length = "64samples"};
   return plan;
@@ -49,13 +51,14 @@ class Job : public SmallJob {
   // What can happen next.
   std::vector<Event> Possible() const {
     std::vector<Event> events;
-    for (uint32_t w = 0; w < kWorkers; ++w) {
+    for (uint32_t w = 0; w < kPlaces; ++w) {
       for (uint32_t s = 0; s < kShards; ++s) {
         // In backup one shard may be ahead for a moment.
         if (MayPush(w, s) && Version(s) >= workers_[w].step) events.push_back({Kind::kPush, w, s});
       }
       if (workers_[w].alive && !someone_lost_) events.push_back({Kind::kLose, w});
     }
+    if (plan_.elastic && !someone_joined_) events.push_back({Kind::kJoin, kPlaces - 1});
     for (uint32_t s = 0; s < kShards; ++s) {
       if (!reports_[s].empty()) events.push_back({Kind::kReport, 0, s});
       if (!updates_[s].empty()) events.push_back({Kind::kUpdate, 0, s});
@@ -68,9 +71,11 @@ class Job : public SmallJob {
     const uint32_t s = event.shard;
     switch (event.kind) {
       case Kind::kPush: {
-        // Once both have pushed something here in this step, something new can be built.
-        const Worker& other = workers_[1 - event.worker];
-        if (other.step == workers_[event.worker].step && other.pushed[s] > 0) to_build_[s] = true;
+        // Once two have pushed something here in this step, something new can be built.
+        for (uint32_t other = 0; other < kPlaces; ++other) {
+          const bool same = workers_[other].step == workers_[event.worker].step && workers_[other].pushed[s] > 0;
+          if (other != event.worker && same) to_build_[s] = true;
+        }
         Push(event.worker, s);
         break;
       }
@@ -88,6 +93,10 @@ class Job : public SmallJob {
         Lose(event.worker);
         someone_lost_ = true;
         break;
+      case Kind::kJoin:
+        Join(event.worker);
+        someone_joined_ = true;
+        break;
     }
   }
   // Whoever was lost is replaced by another worker.
@@ -102,11 +111,11 @@ class Job : public SmallJob {
   // Some build was an event of its own.
   bool built() const { return built_; }
 
-  // Brings about all that happens if nobody is lost any more.
+  // Brings about all that happens if nobody is lost, and nobody joins, any more.
   void Finish() {
     for (Settle();; Settle()) {
       std::vector<Event> possible = Possible();
-      std::erase_if(possible, [](const Event& event) { return event.kind == Kind::kLose; });
+      std::erase_if(possible, [](const Event& event) { return event.kind >= Kind::kLose; });
       if (possible.empty()) return;
       Do(possible.front());
     }
@@ -133,6 +142,7 @@ class Job : public SmallJob {
         text += std::to_string(w.pushed[s]) + (w.answers[s] ? "a" : "-") + std::to_string(w.next_step);
       }
     }
+    if (plan_.elastic) text += chief_->Status(now_).SerializeAsString() + (someone_joined_ ? "joined" : "");
     for (const auto& [s, rank, step] : complete_) text += std::to_string(100 * s + 10 * rank + step) + ",";
     return text;
   }
@@ -149,6 +159,7 @@ class Job : public SmallJob {
   bool built_ = false;
   std::set<std::tuple<uint32_t, uint32_t, uint64_t>> complete_;  // That the chief knows of.
   bool someone_lost_ = false;
+  bool someone_joined_ = false;
 };
 
 struct Counts {
@@ -255,6 +266,38 @@ TEST_CASE("bsp that goes on without a lost worker makes each step of the same pu
   CHECK(counts.states > 1000);
   CHECK(counts.built > 0);
   CHECK(counts.failed == 0);
+}
+
+TEST_CASE("bsp to which a third worker comes at any time makes each step of the same pushes on 2 shards",
+          "[unsanitized]") {
+  const Counts counts = Enumerate({.steps = 1, .slices = 1, .on_worker_loss = "continue", .elastic = true});
+  CHECK(counts.states > 1000);
+  CHECK(counts.built > 0);
+  CHECK(counts.failed == 0);
+}
+
+TEST_CASE(
+    "In random orders of 2 shards, to which a third worker comes, bsp and backup make each step of the same pushes") {
+  const QuietLog quiet;
+  std::mt19937 random(13);
+  for (const char* mode : {"bsp", "backup"}) {
+    const Size size = {.steps = 3, .slices = 2, .mode = mode, .on_worker_loss = "continue", .elastic = true};
+    Counts counts;
+    for (int walk = 0; walk < 200; ++walk) {
+      const size_t longest = random() % 80;
+      std::vector<Event> path;
+      Job job(size);
+      while (path.size() < longest) {
+        const std::vector<Event> possible = job.Possible();
+        if (possible.empty()) break;
+        path.push_back(possible[random() % possible.size()]);
+        job.Do(path.back());
+      }
+      CheckOutcome(size, path, &counts);
+    }
+    CHECK(counts.built > 0);
+    CHECK(counts.failed == 0);
+  }
 }
 
 TEST_CASE("bsp that waits for a lost worker's replacement ends with the weights of a job that lost nobody, on 2 shards",

@@ -133,7 +133,7 @@ ModeMembers Live(uint32_t workers) {
 }
 
 TEST_CASE("ssp: whoever takes a rank that nobody had when the restored job began to run is where the others are") {
-  const ModeOptions options = {.name = "ssp", .on_worker_loss = "continue", .staleness = 2};
+  ModeOptions options = {.name = "ssp", .on_worker_loss = "continue", .staleness = 2};
   const ModeMember first = {.incarnation = 1};
   const auto before = MakeSsp(options, 3);
   before->SetMembers({{0, first}, {1, first}, {2, first}});
@@ -153,6 +153,19 @@ TEST_CASE("ssp: whoever takes a rank that nobody had when the restored job began
   restored->SetMembers({{0, again}, {1, again}, {2, again}});
   CHECK(restored->step() == 10);
   CHECK(Accepts(*restored, 1, 10, 10));
+
+  // Where the chief hands out the work, that is so from the beginning on, also for a rank that had left by then.
+  options.hands_out_runs = true;
+  const auto handed_out = MakeSsp(options, 4);
+  handed_out->SetMembers({{0, first}, {1, first}, {2, first}});
+  handed_out->SetMembers({{0, first}, {1, first}});
+  for (uint64_t step = 0; step < 9; ++step) {
+    for (const uint32_t rank : {0U, 1U}) handed_out->Applied(rank, step);
+  }
+  const auto larger = MakeSsp(options, 4);
+  REQUIRE(larger->Load(handed_out->Save()).ok());
+  larger->SetMembers({{0, again}, {1, again}, {2, again}, {3, first}});
+  CHECK(larger->step() == 9);
 }
 
 TEST_CASE("A round of a quorum is made of the first pushes, whatever their steps are, and later ones join the next") {
@@ -310,6 +323,21 @@ TEST_CASE("The automatic grace is what an overlap leaves of the fastest worker's
   CHECK(bounded.length() == std::chrono::minutes(1));
   for (int i = 0; i < 50; ++i) grace.QuorumAfter(std::chrono::seconds(9));
   CHECK(grace.length().count() == 0);
+}
+
+TEST_CASE("How the learning rate follows the number of gradients in a step, of those that there usually are") {
+  const auto factor = [](const char* mode, const char* scale, uint32_t usual, size_t gradients) {
+    const ModeOptions options = {.name = mode, .lr_scale = scale, .usual_workers = usual, .backup_workers = 2};
+    return MakeMode(options, 8)->LearningRateFactor(gradients);
+  };
+  for (const char* scale : {"none", "linear", "sqrt"}) CHECK(factor("bsp", scale, 4, 4) == 1.0F);
+  CHECK(factor("bsp", "none", 4, 1) == 1.0F);
+  CHECK(factor("bsp", "linear", 4, 6) == 1.5F);
+  CHECK(factor("bsp", "sqrt", 4, 1) == 0.5F);
+  CHECK(factor("bsp", "linear", 0, 3) == 1.0F);  // It is not known what is usual.
+  CHECK(factor("backup", "linear", 6, 4) == 1.0F);
+  CHECK(factor("backup", "linear", 6, 2) == 0.5F);
+  CHECK(factor("backup", "linear", 1, 1) == 1.0F);
 }
 
 TEST_CASE("bsp and asp go by another name too") {

@@ -271,6 +271,7 @@ TEST_CASE("What a mode cannot do is said by flag, and a flag that it does not us
   CHECK(problem({.name = "easgd", .easgd_alpha = 0.4F}).empty());
   CHECK(problem({.name = "easgd"}, 4096).empty());
   CHECK(problem({.name = "asp", .staleness_lr = "square"}) == "--staleness_lr=square: expected none or inverse");
+  CHECK(problem({.name = "bsp", .lr_scale = "cubic"}) == "--lr_scale=cubic: expected none, linear or sqrt");
   CHECK(problem({.name = "asp", .delay_compensation = -1}).find("--delay_compensation=-1: expected 0 or more") == 0);
   CHECK(problem({.name = "local_sgd", .local_steps = 0}) == "--local_steps=0: expected 1 to 1000000");
   CHECK(problem({.name = "local_sgd", .outer_momentum = 1}).find("--outer_momentum=1: expected 0 or more") == 0);

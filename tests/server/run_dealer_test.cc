@@ -43,6 +43,22 @@ TEST_CASE("Runs are dealt in order, and two may be open") {
   CHECK(dealer.RanksWithOpen() == std::set<uint32_t>{0, 1});
 }
 
+TEST_CASE("A worker that reads ahead may have as many more open, up to a limit") {
+  RunDealer dealer(2);
+  const RunTaker a = {.rank = 0, .incarnation = 1};
+  v1::TakeRunRequest request;
+  request.set_samples(100);
+  request.set_batch_size(1);
+  request.set_runs(100);
+  request.set_ahead(3);
+  REQUIRE(dealer.OnRequest(a, request).ok());
+  for (uint64_t number = 1; number <= 5; ++number) CHECK(MustTake(dealer, a, number) == number - 1);
+  CHECK(Message(dealer.Take(a, 6).status()) == "rank 0 has 5 runs that are not finished; at most 5 are allowed");
+  CHECK(dealer.Return(a) == std::vector<uint64_t>{0, 1, 2, 3, 4});
+  request.set_ahead(65);
+  CHECK(Message(dealer.OnRequest(a, request)) == "rank 0 reads 65 runs ahead; at most 64 are allowed");
+}
+
 TEST_CASE("A repeated request gets the same run, and a wrong number none") {
   RunDealer dealer = Dealer();
   const RunTaker a = {.rank = 0, .incarnation = 1};

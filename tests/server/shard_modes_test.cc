@@ -134,6 +134,22 @@ TEST_CASE("With staleness_lr=inverse, the learning rate is divided by the stalen
   CHECK(Weight(test) == 0.25F);
 }
 
+TEST_CASE("With lr_scale, the learning rate follows the number of workers whose batches make a step") {
+  T test("bsp", Options({.lr_scale = "linear", .usual_workers = 4}));
+  const auto step = [&](uint64_t number, uint32_t samples_of_second) {
+    REQUIRE(AddPush(test, Computed(0, number, number), 0.5F).ok());
+    if (samples_of_second > 0) {
+      REQUIRE(AddPush(test, Computed(1, number, number, samples_of_second), 0.5F).ok());
+    } else {
+      REQUIRE(test.Add(Computed(1, number, number, 0), {}).ok());
+    }
+    CHECK(test.Answer(0, number)->answer() == v1::ANSWER_APPLIED);
+    return Weight(test);
+  };
+  CHECK(step(0, 9) == 0.75F);   // Two of four, however many samples they have.
+  CHECK(step(1, 0) == 0.625F);  // One: the other one's contribution is empty.
+}
+
 TEST_CASE("Delay compensation corrects by what the worker pulled, and needs it") {
   T test("asp", Options({.delay_compensation = 2}));
   CHECK(Message(AddPush(test, Computed(1, 0, 0), 1)).find("it pulled none") != std::string::npos);

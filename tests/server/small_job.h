@@ -1,6 +1,6 @@
-// A job of 2 workers and 2 shards: the chief and the shards, joined by queues in place of the network. A test brings
-// about what happens, in an order of its choice: slices that come, reports, messages, the shards' work, losses and
-// rejoins.
+// A job of 2 workers and 2 shards, to which a third worker may come: the chief and the shards, joined by queues in
+// place of the network. A test brings about what happens, in an order of its choice: slices that come, reports,
+// messages, the shards' work, losses and rejoins.
 #pragma once
 
 #include <algorithm>
@@ -25,12 +25,14 @@ namespace ps {
 class SmallJob {
  public:
   static constexpr uint32_t kShards = 2;
-  static constexpr uint32_t kWorkers = 2;
+  static constexpr uint32_t kWorkers = 2;  // At the beginning.
+  static constexpr uint32_t kPlaces = 3;
 
   struct Plan {
     ModeOptions mode;
     uint64_t steps = 1;    // Each worker makes so many.
     uint32_t slices = 1;   // Each shard has so many. Each is a tensor of one weight, 0 at first.
+    bool elastic = false;  // A third worker may join; one of all is enough.
     bool partial = false;  // The pushes of step t carry the slices of shard t mod kShards alone.
     ScheduleOptions schedule;
     ClipOptions clip;
@@ -100,9 +102,13 @@ class SmallJob {
     }
   }
   void Start(const Servers& servers) {
+    const auto least = plan_.elastic ? std::optional<uint32_t>(1) : std::nullopt;
+    const auto most = plan_.elastic ? std::optional<uint32_t>(kPlaces) : std::nullopt;
     chief_ = std::make_unique<Chief>(
         ChiefOptions{.generation = servers.generation,
                      .num_workers = kWorkers,
+                     .min_workers = least,
+                     .max_workers = most,
                      .num_shards = kShards,
                      .mode = plan_.mode,
                      .optimizer = plan_.optimizer.optimizer().empty() ? "sgd" : kFromWorker,
@@ -241,22 +247,25 @@ class SmallJob {
     return worked;
   }
 
-  // Rank r's gradient in step t is (r + 1)·4^t, so that every set of contributions has a sum of its own.
-  virtual float Gradient(uint32_t rank, uint64_t step) const { return static_cast<float>((rank + 1) << (2 * step)); }
+  // In step 0 the ranks' gradients are 1, 2 and 5, and in each step four times those of the last, so that every set of
+  // contributions has a mean of its own.
+  virtual float Gradient(uint32_t rank, uint64_t step) const {
+    return static_cast<float>((rank == 2 ? 5 : rank + 1) << (2 * step));
+  }
 
   const Plan plan_;
   TimePoint now_;
   std::unique_ptr<Chief> chief_;
   std::array<std::deque<v1::ShardReport>, kShards> reports_;  // On their way, as are the next.
   std::array<std::deque<v1::ChiefUpdate>, kShards> updates_;
-  std::array<Worker, kWorkers> workers_;
+  std::array<Worker, kPlaces> workers_;
 
  private:
   void AddShard(uint32_t shard, CheckpointStore* store) {
     ShardOptions options;
     options.shard = shard;
     options.num_shards = kShards;
-    options.max_workers = kWorkers;
+    options.max_workers = plan_.elastic ? kPlaces : kWorkers;
     options.mode = plan_.mode;
     options.schedule = plan_.schedule;
     options.clip = plan_.clip;

@@ -648,6 +648,7 @@ absl::StatusOr<TakenRun> ClientImpl::TakeRun(const RunRequest& request) {
   asked.set_samples(request.samples);
   asked.set_batch_size(request.batch_size);
   asked.set_runs(request.runs);
+  asked.set_ahead(request.ahead);
   for (bool paused = false;;) {
     const auto left = std::max<std::chrono::nanoseconds>((paused ? TimePoint::max() : wait_end) - Now(), {});
     const auto wait = std::chrono::ceil<std::chrono::milliseconds>(std::min(left, ToChrono(options_.notice_every)));

@@ -105,6 +105,14 @@ class Member(ABC):
         """Steps of this worker (with local steps: batches) that did not count, as a gradient was not finite."""
         return self._progress.skipped
 
+    @property
+    def asked_to_leave(self) -> bool:
+        """Whether an operator asks this worker to leave the job (`ps_ctl drain`); psgrad.data.Batches then does.
+
+        A loop of another kind calls `leave("asked to")`, and ends the script, when it suits it.
+        """
+        return self._client.asked_to_leave
+
     @contextmanager
     def idle(self, what: str = "evaluating") -> Iterator[None]:
         """Says that this worker makes no step for a while and nothing is wrong: `with opt.idle("evaluating"): …`.

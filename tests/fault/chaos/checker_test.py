@@ -172,6 +172,10 @@ class CheckerTest(unittest.TestCase):
 
 
 class PlanTest(unittest.TestCase):
+    def test_workers_come_and_go_in_all_modes(self):
+        elastic = [plan.mode for seed in range(3 * len(plans.MODES)) if (plan := plans.make(seed)).elastic]
+        assert sorted(elastic) == sorted(plans.MODES), elastic
+
     def test_one_seed_makes_one_plan_which_can_be_written_and_read(self):
         for seed in range(50):
             plan = plans.make(seed)

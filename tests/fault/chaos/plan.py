@@ -102,7 +102,7 @@ def read(text):
 def make(seed, mode=None):
     chance = random.Random(f"chaos {seed}")
     drawn = MODES[seed % len(MODES)]
-    elastic = seed // len(MODES) % ELASTIC == ELASTIC - 1
+    elastic = (seed + seed // len(MODES)) % ELASTIC == 0
     on_loss = chance.choice(["wait", "continue"])
     on_loss = "continue" if elastic else on_loss
     shared = [chance.random() < 0.5 for _ in range(WORKERS)]

@@ -224,6 +224,9 @@ struct RunRequest {
   uint64_t samples = 0;     // The training split has so many.
   uint64_t batch_size = 0;  // A run has so many samples.
   uint64_t runs = 0;        // The whole job has so many.
+  // So many runs, at most 64, are taken before they are used, so that their data can be read meanwhile. Then each push
+  // has to say how many are used (PushInfo::runs).
+  uint64_t ahead = 0;
   // How long the call waits while there is no run, but one may still come back from a worker that is lost. 0: not at
   // all.
   absl::Duration wait = absl::InfiniteDuration();
@@ -433,11 +436,11 @@ class Client {
   // Whether the budget is the whole job's (--budget=job): workers take runs of samples from the chief, until all are
   // used. Else each worker has a fixed share.
   virtual bool hands_out_runs() const = 0;
-  // Takes the next run. The chief allows two that are not finished, so that the next one can be taken while the push of
-  // the last is under way. Blocks for `wait` at most, and not at all while runs of this worker are not finished, since
-  // others may be waiting for those. A repeat with the number of the last run that this worker got brings that run
-  // again. The errors are those of a wait, as above, and FAILED_PRECONDITION if the job hands out no runs, if its runs
-  // are others than `request` says, or if too many are not finished.
+  // Takes the next run. The chief allows two that are not finished, and `ahead` more, so that the next one can be taken
+  // while the push of the last is under way. Blocks for `wait` at most, and not at all while runs of this worker are
+  // not finished, since others may be waiting for those. A repeat with the number of the last run that this worker got
+  // brings that run again. The errors are those of a wait, as above, and FAILED_PRECONDITION if the job hands out no
+  // runs, if its runs are others than `request` says, or if too many are not finished.
   virtual absl::StatusOr<TakenRun> TakeRun(const RunRequest& request) = 0;
 
   // Says that this worker has taken a step of its own, between two exchanges (LocalSteps). The chief is told within a
