@@ -202,8 +202,6 @@ ModeOptions ModeOptionsFromFlags() {
   options.name = absl::GetFlag(FLAGS_mode);
   options.on_worker_loss = absl::GetFlag(FLAGS_on_worker_loss);
   options.lr_scale = absl::GetFlag(FLAGS_lr_scale);
-  options.usual_workers = absl::GetFlag(FLAGS_num_workers);
-  options.hands_out_runs = absl::GetFlag(FLAGS_budget) == "job";
   options.max_staleness = absl::GetFlag(FLAGS_max_staleness);
   options.staleness_lr = absl::GetFlag(FLAGS_staleness_lr);
   options.delay_compensation = absl::GetFlag(FLAGS_delay_compensation);

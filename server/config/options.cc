@@ -169,6 +169,8 @@ WireFormat WireFormatOf(const ServerOptions& options) {
 ModeOptions ModeOptionsOf(const ServerOptions& options) {
   ModeOptions mode = options.mode;
   mode.error_feedback = WireFormatOf(options).error_feedback;
+  mode.hands_out_runs = options.budget == "job";
+  mode.usual_workers = options.num_workers;
   if (options.elastic()) mode.on_worker_loss = ToString(LossAction::kContinue);
   return mode;
 }

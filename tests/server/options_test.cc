@@ -152,8 +152,8 @@ TEST_CASE("Servers compare exactly the hyperparameters that their optimizer uses
       CHECK((SharedSettings(other) != settings) == each.UsedBy(optimizer));
       CHECK(settings.count(each.flag) == (each.UsedBy(optimizer) ? 1 : 0));
     }
-    // And clipping (3), mode, budget, optimizer, schedule, num_workers, num_shards, and what is sent (6).
-    CHECK(settings.size() == used + 17);
+    // And clipping (3), mode and its lr_scale, budget, optimizer, schedule, num_workers, num_shards, and what is sent (6).
+    CHECK(settings.size() == used + 18);
   }
   ServerOptions momentum;
   momentum.optimizer = "momentum";
@@ -300,6 +300,8 @@ TEST_CASE("A job whose workers come and go hands out runs and goes on without th
   options.budget = "job";
   CHECK(ValidateServerOptions(options).ok());
   CHECK(ModeOptionsOf(options).loss_action() == LossAction::kContinue);
+  CHECK(ModeOptionsOf(options).hands_out_runs);
+  CHECK(ModeOptionsOf(options).usual_workers == 2);
   CHECK(SharedSettings(options).at("on_worker_loss") == "continue");
   CHECK(SharedSettings(options).at("min_workers") == "2");
   CHECK(SharedSettings(options).at("max_workers") == "4");

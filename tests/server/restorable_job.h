@@ -291,7 +291,7 @@ class RestorableJob : public SmallJob {
   size_t generations_ = 0;
   LineOfDescent line_;
   CutPoint began_with_;                   // This generation.
-  std::array<Worker, kWorkers> before_;   // The workers at the end of the generation before.
+  std::array<Worker, kPlaces> before_;    // The workers at the end of the generation before.
   std::array<bool, kWorkers> lost_ = {};  // In the line of descent.
   std::array<bool, kWorkers> gone_ = {};  // And not replaced.
   std::string problem_;
