@@ -390,8 +390,10 @@ def notices_in_a_long_round():
         with Job(
             mode, 1, steps=100000, flags=[*rounds, *more, *QUICKLY, "--on_worker_loss=fail"], worker_flags=[PACE]
         ) as job:
-            job.start_workers()
-            wait_until("the job to run", lambda job=job: "the job is running" in job.servers[0].errors())
+            files = {rank: job.folder / f"worker-{rank}.jsonl" for rank in range(job.num_workers)}
+            job.start_workers({rank: [f"--metrics_file={file}"] for rank, file in files.items()})
+            for file in files.values():
+                wait_until("its first batch", lambda file=file: file.exists() and '"step"' in file.read_text())
             job.kill_and_restart([0])
             for worker in job.workers:
                 wait_until("it to go back", lambda worker=worker: "rolled back to step 0" in worker.errors())

@@ -343,24 +343,25 @@ def test_where_workers_come_and_go_a_killed_one_is_replaced_and_the_others_go_on
 
 
 @needs_programs
-def test_whoever_comes_again_after_the_jobs_end_is_no_failure(script: Script) -> None:
+def test_whoever_comes_again_after_the_jobs_end_is_no_failure(script: Script, tmp_path: Path) -> None:
     # Worker 1 dies in the job; most often the other one ends it within the second before the next one is started.
     path = script("""
         import subprocess
         command = [os.environ["PSGRAD_BIN"] + "/ps_worker", "--server=" + os.environ["PS_SERVER"],
                    "--dataset=synthetic:samples=200,features=10,classes=3", "--model=mlp:10,3", "--batch_size=10",
-                   "--epochs=5"]
+                   "--epochs=5", "--metrics_file=" + sys.argv[1 + rank]]
         if rank == 0:
             os.execv(command[0], command)
-        worker = subprocess.Popen(command, stderr=subprocess.PIPE)
-        for line in worker.stderr:
-            if b" as " in line:
-                break
+        worker = subprocess.Popen(command)
+        def trains():
+            return os.path.exists(sys.argv[2]) and '"step"' in open(sys.argv[2]).read()
+        while worker.poll() is None and not trains():
+            time.sleep(0.01)
         worker.kill()
         sys.exit(3)
     """)
     flags = ("--workers=2", "--min_workers=1", "--optimizer=sgd", "--reconnect_grace=100ms")
-    status, output = ran(*flags, path)
+    status, output = ran(*flags, path, tmp_path / "0.jsonl", tmp_path / "1.jsonl")
     assert status == 0, output
     assert "worker 1 ended with status 3; it is started again in 1 s (1 of 3 times)" in output
 
