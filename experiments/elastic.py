@@ -509,7 +509,7 @@ def _claims(ours: dict[str, Changing], cost: dict[str, float], good: float, kill
             Claim(what, "at least 0.95", f"{found.share:.3f}", found.share >= 0.95, "Two leave, two are killed.")
         )
         what = f"{mode}, the same: samples repeated or lost"
-        claims.append(Claim(what, "0", f"{found.repeated}", found.repeated == 0, "Of all versions, beside the budget."))
+        claims.append(Claim(what, "0", f"{found.repeated}", found.repeated == 0, "All versions, beside the budget."))
     what = f"bsp, four workers and {kills} kills: samples, of what those who were alive could do"
     claims.append(Claim(what, "at least 0.95", f"{good:.3f}", good >= 0.95, "Each costs the others the grace."))
     return claims

@@ -209,8 +209,15 @@ class _Life:
     env: Mapping[str, str]
     began: float
     is_restart: bool = False
-    failures: int = 0
+    failures: int = 0  # In a row, with this one's once it is seen,
+    lasted_s: float | None = None  # and how long this one has lived then.
     next_at: float | None = None  # It has failed while the job went on; when another one takes its place.
+    let_pass: bool = False  # It has failed, and it has been said why that is nobody's failure.
+
+    @property
+    def came_late(self) -> bool:
+        """It may be that it was started again when the job had ended."""
+        return self.is_restart and self.lasted_s is not None and self.lasted_s <= _LONG_LIFE_S
 
 
 class Supervisor:
@@ -256,35 +263,35 @@ class Supervisor:
         """Sees to workers that have failed and are to be started again."""
         now = time.monotonic()
         for worker, life in list(self._lives.items()):
-            if not worker.failed:
+            if not worker.failed or life.let_pass:
                 continue
-            if life.next_at is None:
-                life.failures = 1 if now - life.began > _LONG_LIFE_S else life.failures + 1
+            if life.lasted_s is None:
+                life.lasted_s = now - life.began
+                life.failures = 1 if life.lasted_s > _LONG_LIFE_S else life.failures + 1
                 if self._comes_again(worker):
                     pause_s = min(_FIRST_PAUSE_S * 2 ** min(life.failures - 1, 10), _LONGEST_PAUSE_S)
                     life.next_at = now + pause_s
                     count = f"{life.failures} of {self._max_restarts} times"
                     self._say(worker, f"it is started again in {pause_s:g} s ({count})")
-                elif life.is_restart and self._job_has_ended():
-                    life.next_at = math.inf
-                    self._say(worker, "it came too late: the job has ended well without it")
-            elif life.next_at <= now and self._comes_again(worker):
-                self._let_go(worker)
-                self._start_worker(_Life(life.rank, life.command, life.env, now, True, life.failures))
-            elif self._job_has_ended() and life.next_at != math.inf:
-                life.next_at = math.inf
-                self._say(worker, "it is not started again: the job has ended well without it")
+            if self._comes_again(worker):
+                if life.next_at is not None and life.next_at <= now:
+                    self._let_go(worker)
+                    self._start_worker(_Life(life.rank, life.command, life.env, now, True, life.failures))
+            elif (life.next_at is not None or life.came_late) and self._job_has_ended():
+                life.let_pass = True
+                ended = "others have ended well" if self._servers_stay else "the job has ended well without it"
+                self._say(worker, f"it is not started again: {ended}")
 
     def _comes_again(self, process: Process) -> bool:
         """It has failed, and another one takes its place."""
         life = self._lives.get(process)
         if life is None or not process.failed or self._ending or self.stopped_by is not None:
             return False
-        goes_on = all(server.running for server in self.servers) and not self._job_has_ended()
-        return life.failures <= self._max_restarts and goes_on
+        late = life.came_late and self._job_has_ended()
+        return life.failures <= self._max_restarts and all(server.running for server in self.servers) and not late
 
     def _job_has_ended(self) -> bool:
-        """Well: whoever comes then is too late."""
+        """Well: whoever comes then is too late. Where servers stay, that is a guess: a worker may have been drained."""
         some_worker = any(worker.ending is not None and worker.ending.ok for worker in self.workers)
         all_servers = all(server.ending is not None and server.ending.ok for server in self.servers)
         return some_worker and (self._servers_stay or all_servers)
@@ -349,9 +356,12 @@ class Supervisor:
         """All workers have ended well. Stopped; Failed."""
         self.until(lambda: not any(worker.running or self._is_awaited(worker) for worker in self.workers))
 
-    def await_servers(self, timeout_s: float) -> None:
-        """The workers have ended well, so the servers will, too. Stopped; Failed, also if one still runs in the end."""
-        if not self.until(lambda: not any(server.running for server in self.servers), timeout_s):
+    def await_servers(self, timeout_s: float, waited_s: float = 0) -> None:
+        """The workers have ended well, so the servers will, too. Stopped; Failed, also if one still runs in the end.
+
+        waited_s: so much of the time has passed.
+        """
+        if not self.until(lambda: not any(server.running for server in self.servers), timeout_s - waited_s):
             late = next(server for server in self.servers if server.running)
             raise Failed(
                 late,
@@ -361,7 +371,7 @@ class Supervisor:
     def _is_awaited(self, worker: Process) -> bool:
         """Another one takes its place, unless the job ends before that."""
         life = self._lives.get(worker)
-        return life is not None and worker.failed and life.next_at is not None and life.next_at != math.inf
+        return life is not None and worker.failed and not life.let_pass
 
     def _failed(self) -> Process | None:
         """The one to blame, so far."""
@@ -369,13 +379,15 @@ class Supervisor:
         return min(failed, key=lambda process: process.blames_another) if failed else None
 
     def _is_let_pass(self, process: Process) -> bool:
-        """It is started again, or would have been, but for the job's end."""
+        """It is started again, or it is not known yet whether the job's end was too soon for that."""
         life = self._lives.get(process)
-        if life is None or life.failures > self._max_restarts or (life.next_at is None and not life.is_restart):
+        if life is None or not (life.let_pass or life.next_at is not None or life.came_late):
             return False
-        # A server that has failed is to blame, and whoever runs may end well.
-        unknown = any(one.running for one in self.processes) or any(server.failed for server in self.servers)
-        return unknown or self._servers_stay or self._job_has_ended()
+        if life.let_pass or self._comes_again(process) or any(server.failed for server in self.servers):
+            return True
+        # Some server has ended, and so has the job; how, the others will show.
+        ends = bool(self.servers) and not all(server.running for server in self.servers)
+        return ends and any(one.running for one in self.processes)
 
     def _culprit_may_follow(self) -> bool:
         failed = self._failed()

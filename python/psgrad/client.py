@@ -219,6 +219,7 @@ class Client:
         self._started = False
         self._has_taken_runs = False
         self._used_runs: int | None = None
+        self._was_asked_to_leave = False
         self._left = False
         self._stopped = False
         self._done: bool | None = None  # What ``done`` was told, when it has returned.
@@ -387,7 +388,8 @@ class Client:
     @property
     def asked_to_leave(self) -> bool:
         """An operator asks this worker to leave the job (ps_ctl drain). psgrad.data.Batches does so by itself."""
-        return self._core.asked_to_leave
+        self._was_asked_to_leave |= self._core.asked_to_leave  # Another generation's client is not told again.
+        return self._was_asked_to_leave
 
     @property
     def has_taken_runs(self) -> bool:
@@ -718,6 +720,8 @@ class Client:
             if self._core is not over:  # Another thread was first.
                 return self._core
             _log.warning("the job was rolled back: joining it again as %s, rank %d", over.name, over.rank)
+            self._was_asked_to_leave |= over.asked_to_leave
+            self._used_runs = None if self._used_runs is None else 0
             core = self._joining = over.again()
             if self._stopped:  # stop() came in between.
                 core.stop()

@@ -289,7 +289,8 @@ class Batches:
 
     Where the chief hands out the samples (--budget=job), the batches are what it gives this worker; with `loader` it
     takes num_workers times prefetch_factor of them ahead. If the worker is lost, others get those that it has not used.
-    Who leaves the loop before its end has used what it took.
+    Who leaves the loop before its end has used what it took; where too few workers are left, what was taken is used up
+    before training waits.
 
     If the servers go back to a checkpoint, the batches do, too: the loop is given again what the steps from there on
     are made of. So the result in bsp is that of a run without the rollback. Where the chief hands out the samples, it
@@ -403,8 +404,10 @@ class Batches:
             )
 
     def _batches_ahead(self) -> int:
-        """That the DataLoader asks for before the loop gets them."""
+        """How many batches the DataLoader asks for before the loop gets them."""
         options = self._loader_options or {}
+        if options.get("in_order", True) is False:
+            raise ValueError("loader: in_order=False: with --budget=job batches have to come in their runs' order")
         ahead = int(options.get("num_workers", 0)) * int(options.get("prefetch_factor", None) or 2)
         if ahead > _AHEAD_MAX:
             raise ValueError(
@@ -437,23 +440,24 @@ class Batches:
         self._peeked = None
         self._loaded = None
         self._spent = False
+        if self._hands_out_runs:
+            self._use_runs(0)
         if self._ahead is not None:
             self._ahead.end()
-            self._use_runs(0)
 
     def _peek(self) -> Plan | None:
         """The share that comes next. The loop is through with all before it."""
         self._follow_rollback()
         if self._job.get("asked_to_leave", False) and self._job.get("local_step", 0) == 0:
             _log.info("an operator asks this worker to leave: leaving the job after this step")
+            if not self._job.empty_contributions:  # Nobody waits for this worker, and its last push may be under way.
+                self._job.get("settle", lambda: None)()
             self._job.get("leave", lambda reason: None)("asked to")
             raise Drained
         if self._peeked is None and not self._spent:
             self._skip_what_others_have_passed()
             self._peeked = self._take()
             self._taken += self._peeked is not None
-            if self._ahead is not None and self._peeked is not None and self._peeked.indices:
-                self._use_runs(self._used_runs + 1)
             if self._peeked is None:
                 self._spent = True
                 self._loaded = None  # Ends its processes.
@@ -474,7 +478,7 @@ class Batches:
     def _use_runs(self, count: int) -> None:
         """Pushes are made with so many of the runs that were taken."""
         self._used_runs = count
-        self._job.get("use_runs", None)(count)
+        self._job.get("use_runs", lambda count: None)(count)
 
     def _take_ahead(self, runs: _HandedOutRuns) -> Plan | None:
         if self._job.rollbacks != self._rollbacks:  # What is taken now would be of another generation.
@@ -506,6 +510,8 @@ class Batches:
             if plan.indices:
                 batch = self._load(plan)
                 self.plan = plan
+                if self._hands_out_runs:
+                    self._use_runs(self._used_runs + 1)
                 self._job.get("set_samples", lambda samples: None)(len(plan.indices))
                 yield batch
             elif self._job.empty_contributions and self._accumulate == 1:  # Else it has one batch less to add up.

@@ -7,12 +7,13 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from psgrad._lines import Output
-from psgrad._supervisor import OWN_FLAGS, Failed, Stopped, Supervisor, worker_environment
+from psgrad._supervisor import OWN_FLAGS, Failed, Stopped, Supervisor, find_program, worker_environment
 
 _USAGE = """\
 usage: psrun [flags] SCRIPT.py [argument …]
@@ -28,8 +29,9 @@ a second Ctrl-C kills them at once.
   --job=NAME              name of the job (default)
   --grace=10s             how long processes that are to end may take before the next, harder signal
   --server_timeout=30s    how long servers may take to start, and to end after the workers
-  --max_restarts=N        a worker that fails while the job goes on is started again, at most N times in a row (0, or 3
-                          where workers come and go). A life of over a minute begins the count anew
+  --max_restarts=N        a worker that fails while the job goes on is started again, at most N times in a row (0; 3
+                          for servers of psrun's own with which workers come and go). A life of over a minute begins
+                          the count anew
   --min_workers=N         workers may come and go, as long as there are N; and
   --max_workers=N         as long as there are not more than N. Both go to ps_server, with --budget=job, by which
                           samples are handed out
@@ -262,17 +264,28 @@ class Run:
 
     def _await_servers(self) -> None:
         if not self._servers_stay():
-            if self._options.elastic:  # Others may go on with the job.
-                supervisor, limit_s = self._supervisor, self._options.server_timeout_s
-                if not supervisor.until(lambda: not any(server.running for server in supervisor.servers), limit_s):
-                    self._say("these workers have ended; the servers run until the job ends, or until Ctrl-C")
-                    supervisor.until(lambda: not any(server.running for server in supervisor.servers))
-                return
-            self._supervisor.await_servers(self._options.server_timeout_s)
+            supervisor, limit_s = self._supervisor, self._options.server_timeout_s
+            said = False
+            while self._options.elastic and not supervisor.until(self._servers_have_ended, limit_s):
+                if not self._others_train():
+                    break
+                if not said:
+                    self._say("these workers have ended, and others train: servers run until the job ends, or Ctrl-C")
+                said = True
+            supervisor.await_servers(limit_s, waited_s=limit_s if self._options.elastic else 0)
             return
         self._say("the workers have ended; the servers run until Ctrl-C (--keep_running)")
         with contextlib.suppress(Stopped):
             self._supervisor.until(lambda: not self._any_run())
+
+    def _servers_have_ended(self) -> bool:
+        return not any(server.running for server in self._supervisor.servers)
+
+    def _others_train(self) -> bool:
+        """Whether the job has workers, as its chief says."""
+        ask = [find_program("ps_ctl"), f"--server={self._supervisor.servers[0].address}", "--timeout=5s", "status"]
+        status = subprocess.run(ask, capture_output=True, text=True, check=False)
+        return re.search("^workers: [1-9]", status.stdout, re.MULTILINE) is not None
 
     def _any_run(self) -> bool:
         return any(process.running for process in self._supervisor.processes)

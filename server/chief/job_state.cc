@@ -198,7 +198,7 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
     }
     PS_RETURN_IF_ERROR(CheckOwnData(rank, request.own_data()));
   }
-  if (const Member* const before = members_.At(rank); before != nullptr && options_.elastic()) {
+  if (const Member* const before = members_.At(rank); options_.elastic() && before != nullptr && before->name != name) {
     short_lives_.OnLost(before->host, before->joined, now);
   }
   Member* const joined = members_.Hand(rank, name, request.host(), now);
@@ -257,6 +257,10 @@ const WorkerFlags& JobState::FlagsFor(std::optional<uint32_t> rank) const {
   return own == own_flags_.end() ? terms_.worker_flags() : own->second;
 }
 
+uint64_t JobState::StartStep() const {
+  return std::max(mode().StartStep(shards_.highest_step(), shards_[0].next_version()), restored_highest_);
+}
+
 std::optional<uint64_t> JobState::OwnStep(const Member& member) const {
   if (mode().synchronous()) return std::nullopt;
   const auto restored = restored_steps_.find(member.rank);
@@ -273,7 +277,7 @@ std::optional<uint64_t> JobState::OwnStep(const Member& member) const {
 void JobState::Begin(Member* member, TimePoint now) {
   const std::optional<uint64_t> own = OwnStep(*member);
   member->starts_with_others = !own.has_value() && !mode().synchronous() && phase_ == v1::PHASE_RUNNING;
-  member->start_step = own.value_or(mode().StartStep(shards_.highest_step(), shards_[0].next_version()));
+  member->start_step = own.value_or(StartStep());
   members_.Change(member, [](Member& changed) { changed.step = changed.start_step; });
   member->last_heard = now;
   if (member->watches && member->watch == 0) {
@@ -490,7 +494,7 @@ std::vector<StepSet> JobState::NextView(TimePoint now) {
     if (mode().OnLoss() != LossAction::kWait) {
       std::erase_if(restored_steps_, [this](const auto& step) { return members_.At(step.first) == nullptr; });
     }
-    members_.SetFirstStep(mode().StartStep(shards_.highest_step(), shards_[0].next_version()));
+    members_.SetFirstStep(StartStep());
     SetPhase(v1::PHASE_RUNNING, "");
   }
   if (NothingIsLeft()) {

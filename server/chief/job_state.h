@@ -302,6 +302,8 @@ class JobState {
   void LoseMember(const Member& member, const std::string& why, TimePoint now);
   // The step that this rank itself has come to, where ranks go on by themselves; nothing: it begins where others are.
   std::optional<uint64_t> OwnStep(const Member& member) const;
+  // The step at which a member begins that has none of its own.
+  uint64_t StartStep() const;
   void Restore(const RestoredJob& restored);
   // Whether the job is to end: all workers are done, and no other has to come.
   bool NothingIsLeft() const;
@@ -367,6 +369,8 @@ class JobState {
   // took part.
   std::map<uint32_t, uint64_t> restored_steps_;
   std::set<uint32_t> restored_members_;
+  // The highest of the restored steps, where any rank may begin there: shards may not have read the checkpoint yet.
+  uint64_t restored_highest_ = 0;
   std::optional<TimePoint> began_;            // The first time that times were looked at.
   std::optional<TimePoint> rejoining_since_;  // When the first worker came back to the restored job.
 };

@@ -94,9 +94,15 @@ void JobState::Restore(const RestoredJob& restored) {
     uint64_t& incarnation = incarnations[step.rank()];
     incarnation = std::max(incarnation, step.incarnation());
   }
-  // A rank that nobody had any more begins with the others.
-  if (StepsAreFree()) {
-    std::erase_if(restored_steps_, [this](const auto& step) { return !restored_members_.contains(step.first); });
+  // A rank that nobody had any more, or whose owner had not pushed, begins with the others.
+  if (StepsAreFree() && !mode().synchronous()) {
+    for (const auto& [rank, step] : restored_steps_) restored_highest_ = std::max(restored_highest_, step);
+    std::map<uint32_t, uint64_t> owners;
+    for (const v1::RankStep& member : restored.job.members()) owners[member.rank()] = member.incarnation();
+    for (const v1::RankStep& step : restored.job.steps()) {
+      const auto owner = owners.find(step.rank());
+      if (owner == owners.end() || owner->second != step.incarnation()) restored_steps_.erase(step.rank());
+    }
   }
   members_.RestoreIncarnations(std::move(incarnations));
   Check(runs_.Load(restored.runs).ok(), "CheckRestored has loaded it");

@@ -349,9 +349,12 @@ def test_whoever_comes_again_after_the_jobs_end_is_no_failure(script: Script, tm
         import subprocess
         command = [os.environ["PSGRAD_BIN"] + "/ps_worker", "--server=" + os.environ["PS_SERVER"],
                    "--dataset=synthetic:samples=200,features=10,classes=3", "--model=mlp:10,3", "--batch_size=10",
-                   "--epochs=5", "--metrics_file=" + sys.argv[1 + rank]]
+                   "--epochs=5", "--metrics_file=" + sys.argv[1 + rank], "--experiment_step_time=5ms",
+                   "--connect_timeout=2s"]
         if rank == 0:
             os.execv(command[0], command)
+        if os.path.exists(sys.argv[2]):
+            os.unlink(sys.argv[2])
         worker = subprocess.Popen(command)
         def trains():
             return os.path.exists(sys.argv[2]) and '"step"' in open(sys.argv[2]).read()
@@ -457,8 +460,56 @@ def test_whoever_was_started_again_and_came_too_late_is_no_failure() -> None:
             doubles.end("server 0", 0)
         doubles.end("worker 1", 1)
         assert doubles.to_blame is None
-        assert b"worker 1 ended with status 1; it came too late: the job has ended well without it" in doubles.output
-        assert doubles.output.count(b"is started again") == 1
+        ended = b"others have ended well" if stay else b"the job has ended well without it"
+        assert b"worker 1 ended with status 1; it is not started again: " + ended in doubles.output
+        assert doubles.output.count(b"it is started again") == 1
+
+
+def test_whoever_comes_too_late_is_no_failure_while_others_still_end_even_the_last_time() -> None:
+    doubles = Doubles(servers=1)
+    for _ in range(2):  # As often as it may be.
+        doubles.end("worker 1", 3)
+        doubles.start_again()
+    doubles.end("server 0", 0)
+    doubles.end("worker 1", 1)
+    for _ in range(5):
+        doubles.supervisor._replace_failed()
+        assert doubles.to_blame is None  # Worker 0 saves what it has.
+    doubles.end("worker 0", 0)
+    assert doubles.to_blame is None
+
+    doubles.end("worker 0", 4)  # But if it cannot, nobody has ended well.
+    assert doubles.to_blame == "worker 0"
+
+
+def test_a_worker_that_fails_after_a_long_life_is_a_failure_although_it_was_started_again_once() -> None:
+    doubles = Doubles(servers=1)
+    doubles.end("worker 1", 3)
+    doubles.start_again()
+    (life,) = (life for life in doubles.supervisor._lives.values() if life.is_restart)
+    life.began -= 3600
+    doubles.end("server 0", 0)
+    doubles.end("worker 0", 0)
+    doubles.end("worker 1", 1)
+    assert doubles.to_blame == "worker 1"
+
+
+def test_a_drained_worker_is_not_the_jobs_end_for_one_that_is_killed_later() -> None:
+    doubles = Doubles(servers=0, servers_stay=True)
+    doubles.end("worker 0", 0)
+    doubles.end("worker 1", 3)
+    assert b"it is started again in 1 s" in doubles.output
+    doubles.start_again()
+    assert [worker.running for worker in doubles.supervisor.workers] == [False, True]
+
+
+def test_servers_that_stayed_and_then_end_leave_nobody_to_wait_for() -> None:
+    doubles = Doubles(servers=1, servers_stay=True)
+    doubles.end("worker 0", 3)
+    doubles.end("worker 1", 3)
+    assert doubles.to_blame is None
+    doubles.end("server 0", 0)
+    assert doubles.to_blame == "worker 0"
 
 
 def test_the_pauses_before_a_start_grow_and_end_growing() -> None:

@@ -57,7 +57,7 @@ def test_workers_are_killed_and_join_and_each_sample_counts_once(
     with psrun(*flags, "--reconnect_grace=100ms", path, all_happened, read) as job:
         (address,) = job.await_output(r"listening on (\S+)")
         first = [int(pid) for pid in job.await_output(r"rank \d process (\d+)", times=2)]
-        with psrun(f"--server={address.decode()}", path, all_happened, read) as more:
+        with psrun(f"--server={address.decode()}", "--max_restarts=1", path, all_happened, read) as more:
             (newcomer,) = more.await_output(r"rank (\d) process")
             assert newcomer == b"2"  # RANK is 0, which is another one's.
             os.kill(first[1], signal.SIGKILL)

@@ -108,6 +108,8 @@ class Job : public SmallJob {
   }
   // After a loss too.
   bool goes_on() const { return MakeMode(plan_.mode, kWorkers)->OnLoss() == LossAction::kContinue; }
+  // A push of the third worker was applied.
+  bool third_takes_part() const { return third_takes_part_; }
   // Some build was an event of its own.
   bool built() const { return built_; }
 
@@ -155,11 +157,16 @@ class Job : public SmallJob {
     to_build_[shard] = to_build_[shard] || update.decisions_size() > 0;
   }
 
+  void OnAnswer(uint32_t /*shard*/, const v1::Identity& id, uint64_t /*step*/, v1::Answer answer) override {
+    third_takes_part_ = third_takes_part_ || (id.rank() == kPlaces - 1 && answer == v1::ANSWER_APPLIED);
+  }
+
   std::array<bool, kShards> to_build_ = {};
   bool built_ = false;
   std::set<std::tuple<uint32_t, uint32_t, uint64_t>> complete_;  // That the chief knows of.
   bool someone_lost_ = false;
   bool someone_joined_ = false;
+  bool third_takes_part_ = false;
 };
 
 struct Counts {
@@ -167,6 +174,7 @@ struct Counts {
   size_t built = 0;
   size_t finished = 0;
   size_t failed = 0;
+  size_t with_third = 0;  // Its push was answered.
   std::set<uint64_t> versions_at_failure;
 };
 
@@ -186,6 +194,7 @@ void CheckOutcome(const Size& size, const std::vector<Event>& path, Counts* coun
     CHECK(job.Version(1) == size.steps);
     CHECK(job.Weight(0) == job.Weight(1));
     counts->failed += job.failed() ? 1 : 0;
+    counts->with_third += job.third_takes_part() ? 1 : 0;
     return;
   }
   if (size.on_worker_loss == "wait") {
@@ -274,6 +283,7 @@ TEST_CASE("bsp to which a third worker comes at any time makes each step of the 
   CHECK(counts.states > 1000);
   CHECK(counts.built > 0);
   CHECK(counts.failed == 0);
+  CHECK(counts.with_third > 100);
 }
 
 TEST_CASE(
@@ -297,6 +307,7 @@ TEST_CASE(
     }
     CHECK(counts.built > 0);
     CHECK(counts.failed == 0);
+    CHECK(counts.with_third > 50);
   }
 }
 

@@ -247,10 +247,10 @@ class SmallJob {
     return worked;
   }
 
-  // In step 0 the ranks' gradients are 1, 2 and 5, and in each step four times those of the last, so that every set of
-  // contributions has a mean of its own.
+  // In step 0 the ranks' gradients are 1, 2 and 5, and in each step four times those of the last, or, where a third
+  // worker may come, sixteen times: every line of sets of contributions has a sum of means of its own.
   virtual float Gradient(uint32_t rank, uint64_t step) const {
-    return static_cast<float>((rank == 2 ? 5 : rank + 1) << (2 * step));
+    return static_cast<float>((rank == 2 ? 5 : rank + 1) << ((plan_.elastic ? 4 : 2) * step));
   }
 
   const Plan plan_;
