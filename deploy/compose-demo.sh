@@ -116,7 +116,7 @@ train_killed() {
 
 # A sync job to which a worker comes while it trains, and which two leave: with Compose, another number of containers.
 train_elastic() {
-  local log=$RUNS/elastic.log deadline=$((SECONDS + UP_LIMIT_S)) chief container
+  local log=$RUNS/elastic.log deadline=$((SECONDS + UP_LIMIT_S)) chief container status
   elastic() {
     env RUNS=../runs/compose/elastic MODE=bsp BUDGET=job EPOCHS=2 STEP_TIME="$SLOW_STEP_TIME" \
       SERVER_FLAGS="--min_workers=1 --max_workers=4" timeout "$UP_LIMIT_S" "${compose[@]}" "$@"
@@ -125,7 +125,8 @@ train_elastic() {
   becomes() {
     elastic up -d --no-deps --no-recreate --scale worker="$1" worker >>"$log" 2>&1 </dev/null ||
       { tail -n 20 "$log" >&2; fail "the job with workers that come and go could not have $1 of them; see $log"; }
-    until docker exec "$chief" ps_ctl --server=127.0.0.1:5000 status 2>/dev/null | grep -q "^workers: $(($1 + 1)) of"; do
+    until status=$(docker exec "$chief" ps_ctl --server=127.0.0.1:5000 status 2>/dev/null) &&
+      [[ $status == *$'\n'"workers: $(($1 + 1)) of"* ]]; do
       ((SECONDS < deadline)) || fail "the job with workers that come and go did not get to $1 and a slow one; see $log"
       [[ $(docker inspect --format '{{.State.Status}}' "$chief") == running ]] ||
         fail "the job with workers that come and go was over before it had $1 and a slow one; see $log"

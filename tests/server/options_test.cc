@@ -152,7 +152,7 @@ TEST_CASE("Servers compare exactly the hyperparameters that their optimizer uses
       CHECK((SharedSettings(other) != settings) == each.UsedBy(optimizer));
       CHECK(settings.count(each.flag) == (each.UsedBy(optimizer) ? 1 : 0));
     }
-    // And clipping (3), mode and its lr_scale, budget, optimizer, schedule, num_workers, num_shards, and what is sent (6).
+    // And clipping (3), mode and lr_scale, budget, optimizer, schedule, num_workers, num_shards, and what is sent (6).
     CHECK(settings.size() == used + 18);
   }
   ServerOptions momentum;
