@@ -106,9 +106,9 @@ TEST_CASE("A rank that another one has, or that there is not, is no reason to re
 
 TEST_CASE("A worker that leaves in order, or takes its own place again, makes its host no bad one") {
   ElasticJob elastic;
-  for (int i = 0; i < 9; ++i) {
+  for (uint64_t i = 0; i < 9; ++i) {
     v1::JoinRequest request = elastic.Request("c");
-    request.set_join_request_id(static_cast<uint64_t>(100 + i));
+    request.set_join_request_id(100 + i);
     request.set_rank(1);  // Which is another one's.
     const absl::StatusOr<v1::JoinReply> joined = elastic.job.Join(request);
     REQUIRE(joined.ok());
