@@ -51,6 +51,7 @@ Exit status: 0 if all ended with 0, or were started again and the job ended well
 """
 
 _TRUE = ("true", "t", "yes", "y", "1")  # As ps_server's flags have it.
+_ASK_LIMIT_S = 30.0  # For ps_ctl to tell what several servers say.
 _EXIT_FAILED = 1
 _EXIT_USAGE = 2
 _EXIT_SIGNAL = 128  # Plus its number, as shells have it.
@@ -282,10 +283,13 @@ class Run:
         return not any(server.running for server in self._supervisor.servers)
 
     def _others_train(self) -> bool:
-        """Whether the job has workers, as its chief says."""
+        """Whether the job has workers, as its chief says; not if it does not answer."""
         ask = [find_program("ps_ctl"), f"--server={self._supervisor.servers[0].address}", "--timeout=5s", "status"]
-        status = subprocess.run(ask, capture_output=True, text=True, check=False)
-        return re.search("^workers: [1-9]", status.stdout, re.MULTILINE) is not None
+        try:
+            status = subprocess.run(ask, capture_output=True, text=True, check=False, timeout=_ASK_LIMIT_S).stdout
+        except subprocess.TimeoutExpired:
+            return False
+        return re.search("^workers: [1-9]", status, re.MULTILINE) is not None
 
     def _any_run(self) -> bool:
         return any(process.running for process in self._supervisor.processes)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import psgrad
-from psgrad.data import Batches, Plan, Sampler, budget_of, permutation
+from psgrad.data import Batches, Drained, Plan, Sampler, budget_of, permutation
 
 
 @dataclass
@@ -315,6 +315,9 @@ class Chief:
         self.rollbacks = 0
         self.asked: list[tuple[Any, ...]] = []
         self.empty_steps = 0
+        self.asked_to_leave = False
+        self.settled = False
+        self.left_because = ""
         self.ahead: set[int] = set()
         self.used = 0
         self._answers = answers
@@ -334,6 +337,10 @@ class Chief:
 
     def settle(self) -> None:
         self.open_batches = 0
+        self.settled = True
+
+    def leave(self, reason: str) -> None:
+        self.left_because = reason
 
     def empty_step(self) -> None:
         self.empty_steps += 1
@@ -425,6 +432,34 @@ def test_a_rollback_drops_what_was_read_ahead(torch: Any) -> None:
             chief.rollbacks = 1
     assert got == [alone.plan(run).indices for run in (0, 1, 0, 1, 2, 3)]
     assert chief.used == 4
+
+
+def test_a_run_is_used_when_the_loop_gets_it_and_not_before() -> None:
+    """At the end of an epoch the next one's first run has been taken: a push that is made then is not made with it."""
+    chief = Chief([0, 1, 2, 3, None])
+    batches = Batches(samples(10), chief, batch_size=4, epochs=2)
+    for epoch, part in batches.by_epoch():
+        assert len(list(part)) == (3, 1)[epoch]
+        assert chief.used == (3, 4)[epoch]
+
+
+@pytest.mark.parametrize("fills", [True, False])
+def test_a_worker_that_is_asked_to_leave_ends_its_round_and_its_last_push_first(fills: bool) -> None:
+    chief = Chief([0, 1, 2, None], fills=fills)
+    chief.local_step = 0
+    got: list[Any] = []
+
+    def train() -> None:
+        for batch in Batches(samples(10), chief, batch_size=4):
+            got.append(batch)
+            chief.asked_to_leave = True
+            chief.local_step = len(got) % 2  # A round has two steps.
+
+    with pytest.raises(Drained) as drained:
+        train()
+    assert len(got) == 2
+    assert (chief.left_because, drained.value.code) == ("asked to", 0)
+    assert chief.settled or fills  # Where nobody waits for it, its push may still be under way.
 
 
 def test_more_than_the_chief_lets_a_worker_take_is_not_read_ahead(torch: Any) -> None:

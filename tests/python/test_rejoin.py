@@ -174,6 +174,7 @@ def test_runs_that_are_taken_one_by_one_are_counted_anew(restartable: Restartabl
     result = client.start(arrays(1), weights)
     for number in (1, 2):
         assert client.take_run(number, number - 1, samples=12, batch_size=4, runs=3) == number - 1
+        client.use_runs(number)
         result = client.push_pull(result.next_step, arrays(1), weights, version=result.version)
     restartable.kill()
     restartable.start_again()
@@ -181,6 +182,7 @@ def test_runs_that_are_taken_one_by_one_are_counted_anew(restartable: Restartabl
         client.take_run(3, 2, samples=12, batch_size=4, runs=3)
     assert client.rolled_back_to is None
     assert client.pull(weights).version == client.rolled_back_to == 0
+    assert client._used_runs == 0  # A push that comes before use_runs() is made with none of this generation's.
     assert client.take_run(1, 0, samples=12, batch_size=4, runs=3) == 0
 
 

@@ -425,6 +425,31 @@ TEST_CASE("In asp a rank that had not pushed by the checkpoint begins with its f
   }
 }
 
+TEST_CASE("In asp that hands out the work a restored rank without a step of its owner's begins where the others are") {
+  for (const char* rank_1 : {"had not pushed", "had left", "has another owner, who had not pushed"}) {
+    CAPTURE(rank_1);
+    ChiefOptions options = Restoring("asp", 2, 30);
+    options.hands_out_runs = true;
+    const auto restored = Restored(options, 30, /*finished=*/false);
+    restored->runs = nlohmann::ordered_json::object();
+    restored->job.mutable_steps(1)->set_next_step(5);
+    if (rank_1 == std::string("had not pushed")) restored->job.mutable_steps()->RemoveLast();
+    if (rank_1 == std::string("had left")) restored->job.mutable_members()->RemoveLast();
+    if (restored->job.members_size() == 2) restored->job.mutable_members(1)->set_incarnation(2);
+    options.checkpoints->restored = restored;
+    SavedJob saved(options);
+    // It has heard of the view, and has not read the checkpoint yet.
+    v1::ShardReport report = saved.job.Acknowledged();
+    report.set_initialised(true);
+    saved.job.chief.OnReport(0, report, saved.job.now);
+    for (const uint32_t rank : {1U, 0U}) {
+      v1::JoinRequest join = saved.job.Request(absl::StrCat("w", rank));
+      join.set_rank(rank);
+      CHECK(saved.job.Join(join)->start_step() == 30);
+    }
+  }
+}
+
 TEST_CASE("Who does not come back to a job that others have come back to fails it by its rank, unless it can go on") {
   for (const std::string action : {"fail", "wait", "continue"}) {
     ChiefOptions options = Restoring("bsp", 2, 30);

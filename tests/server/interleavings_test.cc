@@ -240,6 +240,20 @@ Counts Enumerate(const Size& size) {
   return counts;
 }
 
+// Events in a random order, fewer than `longest`; `loses`: somebody may be lost.
+std::vector<Event> RandomPath(const Size& size, size_t longest, std::mt19937& random, bool loses = true) {
+  std::vector<Event> path;
+  Job job(size);
+  while (path.size() < longest) {
+    std::vector<Event> possible = job.Possible();
+    std::erase_if(possible, [&](const Event& event) { return !loses && event.kind == Kind::kLose; });
+    if (possible.empty()) break;
+    path.push_back(possible[random() % possible.size()]);
+    job.Do(path.back());
+  }
+  return path;
+}
+
 // The enumeration reached what it is about: jobs that end well, losses before, between and after the steps, and builds
 // that wait while other things happen.
 void CheckReached(const Counts& counts, size_t states, const std::set<uint64_t>& versions_at_failure) {
@@ -294,16 +308,7 @@ TEST_CASE(
     const Size size = {.steps = 3, .slices = 2, .mode = mode, .on_worker_loss = "continue", .elastic = true};
     Counts counts;
     for (int walk = 0; walk < 200; ++walk) {
-      const size_t longest = random() % 80;
-      std::vector<Event> path;
-      Job job(size);
-      while (path.size() < longest) {
-        const std::vector<Event> possible = job.Possible();
-        if (possible.empty()) break;
-        path.push_back(possible[random() % possible.size()]);
-        job.Do(path.back());
-      }
-      CheckOutcome(size, path, &counts);
+      CheckOutcome(size, RandomPath(size, random() % 80, random), &counts);
     }
     CHECK(counts.built > 0);
     CHECK(counts.failed == 0);
@@ -338,16 +343,7 @@ TEST_CASE("In random orders of 2 shards and 2 workers, backup makes each step of
   const Size size = {.steps = 3, .slices = 2, .mode = "backup"};
   Counts counts;
   for (int walk = 0; walk < 200; ++walk) {
-    const size_t longest = random() % 60;
-    std::vector<Event> path;
-    Job job(size);
-    while (path.size() < longest) {
-      const std::vector<Event> possible = job.Possible();
-      if (possible.empty()) break;
-      path.push_back(possible[random() % possible.size()]);
-      job.Do(path.back());
-    }
-    CheckOutcome(size, path, &counts);
+    CheckOutcome(size, RandomPath(size, random() % 60, random), &counts);
   }
   CHECK(counts.failed == 0);
 }
@@ -361,17 +357,7 @@ TEST_CASE("In random orders of 2 shards and 2 workers a step is on all shards or
     Counts counts;
     for (int walk = 0; walk < 100; ++walk) {
       const bool loses = walk % 2 == 0;  // Else hardly a walk would come to its end without a loss.
-      const size_t longest = random() % 40;
-      std::vector<Event> path;
-      Job job(size);
-      while (path.size() < longest) {
-        std::vector<Event> possible = job.Possible();
-        std::erase_if(possible, [&](const Event& event) { return !loses && event.kind == Kind::kLose; });
-        if (possible.empty()) break;
-        path.push_back(possible[random() % possible.size()]);
-        job.Do(path.back());
-      }
-      CheckOutcome(size, path, &counts);
+      CheckOutcome(size, RandomPath(size, random() % 40, random, loses), &counts);
     }
     CHECK(counts.built > 0);
     CHECK(counts.finished > 0);

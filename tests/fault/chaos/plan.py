@@ -70,7 +70,7 @@ class Plan:
     elastic: bool = False  # Workers come and go.
 
     def budget(self):
-        """Of what is trained: a worker's flag."""
+        """A worker's flag, which says how much the job trains."""
         return f"--epochs={EPOCHS}" if self.elastic else f"--steps={STEPS}"
 
     def server_flags(self):

@@ -60,7 +60,7 @@ def served_by(paths):
 
 
 def pushed_by(path, shards):
-    """Of one worker process."""
+    """The exchanges of one worker process."""
     pushed, generation, incarnation, samples = [], 0, 0, {}
     for line in lines_of(path):
         generation = line.get("generation", generation)
@@ -69,7 +69,7 @@ def pushed_by(path, shards):
             continue
         identity = (generation, incarnation, line["rank"], line["step"])
         samples[identity] = samples.get(identity, 0) + line["samples"]
-        # Of the batches of one exchange the last has its times, and the answer.
+        # An exchange of several batches has its times, and its answer, in the line of the last one.
         if "batch" in line and line["push_s"] + line["wait_s"] + line["pull_s"] == 0:
             continue
         answer = line.get("answer", "APPLIED")
