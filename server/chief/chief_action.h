@@ -45,7 +45,8 @@ struct RollBack {
   uint64_t heard_of = 0;
 };
 
-// The job is finished or failed (PHASE_FINISHED, PHASE_FAILED), or was shut down.
+// The job is finished or failed (PHASE_FINISHED, PHASE_FAILED), or was shut down. Of one that is finished, `failure`
+// says what it lacks all the same: a checkpoint of its end.
 struct Ended {
   v1::Phase phase = v1::PHASE_UNSPECIFIED;
   std::string failure;

@@ -25,6 +25,8 @@ class Standbys {
     TimePoint deadline;  // Of the call, or by when the next has to come.
   };
 
+  // A call waits for so long: a standby that is suspended, or whose host is gone, is passed over once its call is over.
+  static constexpr std::chrono::seconds kCallWaits{2};
   // How long a standby may take to call again.
   static constexpr std::chrono::seconds kCallsAgain{5};
 

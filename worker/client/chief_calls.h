@@ -57,6 +57,7 @@ class ChiefCalls {
   const std::string server_;
   Patience patience_;
   const std::function<void(const std::string&)> on_notice_;
+  const std::chrono::nanoseconds notice_every_;
 };
 
 }  // namespace ps

@@ -14,6 +14,7 @@
 #include "worker/client/gradient_memory.h"
 #include "worker/client/heartbeats.h"
 #include "worker/client/join.h"
+#include "worker/client/refused_runs.h"
 #include "worker/client/timer.h"
 #include "worker/link/shard_links.h"
 #include "worker/link/tensor_memory.h"
@@ -127,6 +128,8 @@ class ClientImpl final : public Client {
   static TimePoint After(absl::Duration time) { return Now() + ToChrono(time); }
   std::shared_ptr<Exchange> Start(const PushInfo& push, const ConstTensors& gradients, const MutableTensors& weights,
                                   bool deferred, bool view, DoneCallback callback);
+  // An empty contribution to this step.
+  std::shared_ptr<Exchange> PushNothing(uint64_t step);
   // Begins it, unless this client has ended, the request is wrong, or could not be made (`problem`): then it ends with
   // that error.
   std::shared_ptr<RetryingExchange> Run(ExchangeRequest request, DoneCallback callback = nullptr,
@@ -177,9 +180,10 @@ class ClientImpl final : public Client {
   ModePolicy policy_;                                     // Constant once joined, as are the next three.
   std::optional<DataSummary> data_of_all_;
   bool joined_ = false;
-  bool has_shared_memory_ = false;              // One shard at least has it.
-  std::atomic<uint64_t> begun_ = 0;             // Pushes.
-  std::atomic<uint64_t> taken_runs_ = 0;        // The chief has handed so many to this worker.
+  bool has_shared_memory_ = false;        // One shard at least has it.
+  std::atomic<uint64_t> begun_ = 0;       // Pushes.
+  std::atomic<uint64_t> taken_runs_ = 0;  // The chief has handed so many to this worker.
+  RefusedRuns refused_runs_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> found_not_finite_ = false;  // A gradient of this worker.
   std::atomic<bool> left_ = false;
   std::atomic<bool> rolled_back_ = false;
@@ -411,7 +415,13 @@ std::shared_ptr<Exchange> ClientImpl::Start(const PushInfo& push, const ConstTen
   request.view = view && can_view() && push.tensors.empty();
   request.empty_contributions = policy_.empty_contributions;
   const absl::Status staged = StageGradients(request);
-  return Run(std::move(request), std::move(callback), staged);
+  const uint64_t runs = *request.push.runs;
+  std::shared_ptr<RetryingExchange> exchange = Run(std::move(request), std::move(callback), staged);
+  if (pushes && hands_out_runs()) {
+    MutexLock lock(mutex_);
+    refused_runs_.Begun(runs, /*partial=*/!push.tensors.empty(), exchange);
+  }
+  return exchange;
 }
 
 absl::StatusOr<std::optional<RoundedMemory>> ClientImpl::RoundedGradients() {
@@ -500,6 +510,17 @@ absl::StatusOr<ExchangeResult> ClientImpl::PullFloat32(const MutableTensors& wei
   return Run(std::move(request))->Wait();
 }
 
+std::shared_ptr<Exchange> ClientImpl::PushNothing(uint64_t step) {
+  const PushInfo push = {.step = step,
+                         .version = step,
+                         .samples = 0,
+                         .contribution = policy_.local_steps.has_value() ? PushContribution::kWeightDifference
+                                                                         : PushContribution::kGradient,
+                         .runs = 0};
+  const ConstTensors nothing(context_->plan.layout().size());
+  return Start(push, nothing, {}, /*deferred=*/false, /*view=*/false, nullptr);
+}
+
 absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_values, const MutableTensors& weights) {
   const TimePoint started = Now();
   const TimePoint deadline = After(options_.start_timeout);
@@ -514,6 +535,10 @@ absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_val
                                                     FormatSeconds(now - (silent ? heard : started)), " (", flag, ")"));
   };
   std::optional<uint64_t> version;  // The newest, as long as there is nothing to tell which one.
+  const bool begins_empty = joined_as_.begins_empty();
+  const uint64_t first = start_step() + (begins_empty ? 1 : 0);
+  // What becomes of it the pull will show.
+  const std::shared_ptr<Exchange> empty = begins_empty ? PushNothing(start_step()) : nullptr;
   for (;;) {
     if (initialise_) {
       // A server that has just been started again may not know yet who initialises; whoever is fenced is told by the
@@ -535,13 +560,12 @@ absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_val
     }
     // Short waits, so that a grant to initialise that passes on is seen.
     const TimePoint wait_end = std::min(deadline, Now() + ToChrono(options_.notice_every));
-    absl::StatusOr<ExchangeResult> pulled = Run(PullRequest(weights, version, start_step(), wait_end))->Wait();
+    absl::StatusOr<ExchangeResult> pulled = Run(PullRequest(weights, version, first, wait_end))->Wait();
     const TimePoint now = Now();
     if (absl::IsDeadlineExceeded(pulled.status())) heard = now;
     if (pulled.ok() && synchronous()) {
       // A shard may not have published yet what others have: all weights are to be of one version.
-      const uint64_t newest =
-          std::max(start_step(), *std::max_element(pulled->versions.begin(), pulled->versions.end()));
+      const uint64_t newest = std::max(first, *std::max_element(pulled->versions.begin(), pulled->versions.end()));
       if (pulled->version == newest) {
         ran_ = true;
         return pulled;
@@ -649,6 +673,10 @@ absl::StatusOr<TakenRun> ClientImpl::TakeRun(const RunRequest& request) {
   asked.set_batch_size(request.batch_size);
   asked.set_runs(request.runs);
   asked.set_ahead(request.ahead);
+  {
+    MutexLock lock(mutex_);
+    for (const uint64_t run : refused_runs_.Among(request.finished)) asked.add_refused(run);
+  }
   for (bool paused = false;;) {
     const auto left = std::max<std::chrono::nanoseconds>((paused ? TimePoint::max() : wait_end) - Now(), {});
     const auto wait = std::chrono::ceil<std::chrono::milliseconds>(std::min(left, ToChrono(options_.notice_every)));
@@ -658,6 +686,10 @@ absl::StatusOr<TakenRun> ClientImpl::TakeRun(const RunRequest& request) {
                                 [&](v1::Chief::Stub& chief, grpc::ClientContext& context, int) {
                                   return FromGrpc(chief.TakeRun(&context, asked, &reply));
                                 }));
+    if (asked.refused_size() > 0) {
+      MutexLock lock(mutex_);
+      refused_runs_.Told(request.finished);
+    }
     if (reply.outcome() == v1::TakeRunReply::RUN) {
       taken_runs_ = request.number;
       return TakenRun{.outcome = TakenRun::Outcome::kRun, .run = reply.run()};
