@@ -183,6 +183,7 @@ void ChiefCore::EndCheckpoint(const absl::Status& status, TimePoint now) {
           "the job is finished, but no checkpoint of its end could be written within --server_timeout=",
           FormatSeconds(job_.options().checkpoints->server_timeout), "; if it is started again, it trains on from ",
           checkpoint_path_.empty() ? "its beginning" : checkpoint_path_, ": ", Message(status));
+      spdlog::error("{}", end_not_saved_);
     }
   }
   if (job_.AwaitsFirstCheckpoint(now)) {

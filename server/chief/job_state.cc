@@ -167,8 +167,9 @@ std::string JobState::WhyItWaits(const v1::JoinRequest& request, TimePoint now) 
   } else if (!HasFreeRank()) {
     why.push_back(absl::StrCat("the job has all of its workers (--max_workers=", options_.most_workers(), ")"));
   }
-  // Where training waits for workers, they hold nobody up.
-  if (std::string bad = HasTooFew() ? "" : short_lives_.WhyNotYet(request.host(), now); !bad.empty()) {
+  // Where the job waits for workers, they hold nobody up.
+  const bool needed = HasTooFew() || phase_ == v1::PHASE_GATHERING;
+  if (std::string bad = needed ? "" : short_lives_.WhyNotYet(request.host(), now); !bad.empty()) {
     why.push_back(std::move(bad));
   }
   return absl::StrJoin(why, "; ");
@@ -283,7 +284,8 @@ void JobState::Begin(Member* member, TimePoint now) {
   const std::optional<uint64_t> own = OwnStep(*member);
   member->starts_with_others = !own.has_value() && !mode().synchronous() && phase_ == v1::PHASE_RUNNING;
   // With a fixed share the batch of that step is its own, and nobody else's.
-  member->begins_empty = phase_ == v1::PHASE_RUNNING && options_.hands_out_runs && mode().policy().exact_versions();
+  member->begins_empty = phase_ == v1::PHASE_RUNNING && !member->first_step.has_value() && options_.hands_out_runs &&
+                         mode().policy().exact_versions() && !mode().counts_for_any_owner();
   member->start_step = own.value_or(StartStep());
   members_.Change(member, [](Member& changed) { changed.step = changed.start_step; });
   member->last_heard = now;

@@ -323,8 +323,8 @@ class JobState {
   }
   void CountWorkers(TimePoint now);
   // "2 more workers (1 of at least 3 are there)", while there are too few of them.
-  void SayTooFew(TimePoint now);
   std::string MissingWorkers() const;
+  void SayTooFew(TimePoint now);
   // Whether everybody is here whom the job needs to run.
   bool Complete(TimePoint now) const;
   // Whether all who took part in the restored job are here, or have had their time.

@@ -93,7 +93,12 @@ absl::Status RunDealer::Finish(const RunTaker& taker, uint64_t finished, const s
   if (found == hands_.end()) return absl::OkStatus();
   Hand& hand = found->second;
   for (uint64_t number = taken - hand.open.size() + 1; number <= finished; ++number) {
-    returns_stale_&& refused.contains(number) ? GiveBackRefused(taker, hand) : FinishOne(hand);
+    const bool comes_back = returns_stale_ && refused.contains(number);
+    if (comes_back) {
+      GiveBackRefused(taker, hand);
+    } else {
+      FinishOne(hand);
+    }
   }
   return absl::OkStatus();
 }

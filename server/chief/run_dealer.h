@@ -6,9 +6,9 @@
 // (the worker's push was answered) or returned (the worker was lost). A returned run is dealt again at the end of its
 // epoch, before the first run of the next; if that has been dealt already, next.
 //
-// The runs of a member that is gone come back once no shard takes a push of it any more; with --stale_runs=return also
-// those whose push every shard has refused, once their worker says so. What is dealt and comes back
-// is recorded, so that the division can be replayed.
+// The runs of a member that is gone come back once no shard takes a push of it any more. With --stale_runs=return a run
+// whose push every shard has refused comes back, too, once its worker says so. What is dealt and comes back is
+// recorded, so that the division can be replayed.
 //
 // A deterministic core: no locks, no I/O, no clock. Its memory grows with the workers and their open runs, and not with
 // the number of runs.

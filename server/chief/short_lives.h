@@ -43,7 +43,8 @@ class ShortLives {
     if (found != hosts_.end()) found->second.may_join_at = now + PauseAfter(found->second.lost);
   }
 
-  // Why a worker of this host has to wait; empty: it has not. Nobody has to for more than kShort after the last loss.
+  // Why a worker of this host has to wait; empty: it has not. When nobody was lost for kShort after the pause that
+  // followed the last loss, nobody has to.
   std::string WhyNotYet(const std::string& host, TimePoint now) const {
     const auto found = hosts_.find(host);
     if (found == hosts_.end()) return "";

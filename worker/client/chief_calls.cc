@@ -72,7 +72,7 @@ absl::Status ChiefCalls::UntilAnswered(const Wait& wait, const Call& call) {
         break;
     }
     // An answer that came late says whom it waited for; one that did not come at all says nothing.
-    if (decision.notice && on_notice_ && now >= next_notice) {
+    if (decision.notice && on_notice_ && (!decision.waiting || now >= next_notice)) {
       if (decision.waiting) next_notice = now + notice_every_;
       on_notice_(decision.waiting ? Message(status) : problem + patience.Trying(decision.silent));
     }

@@ -26,6 +26,7 @@ namespace {
 constexpr std::chrono::seconds kProgressEvery(1);
 constexpr std::chrono::seconds kAskTime(2);               // Where the shards are.
 constexpr std::chrono::milliseconds kAnswerMargin(5000);  // For the answer of a call that waits at the chief.
+constexpr std::chrono::milliseconds kBehindPause(20);
 
 ExchangeRequest PullRequest(const MutableTensors& weights, std::optional<uint64_t> version,
                             std::optional<uint64_t> step, TimePoint give_up = TimePoint::max()) {
@@ -64,7 +65,7 @@ class ClientImpl final : public Client {
   const std::string& mode() const override { return joined_as_.mode(); }
   bool synchronous() const override { return joined_as_.synchronous(); }
   const ModePolicy& policy() const override { return policy_; }
-  uint64_t start_step() const override { return joined_as_.start_step(); }
+  uint64_t start_step() const override { return joined_as_.start_step() + (begun_empty_ ? 1 : 0); }
   bool starts_with_others() const override { return joined_as_.starts_with_others(); }
   const std::string& replaced() const override { return joined_as_.replaced(); }
   absl::Duration server_timeout() const override { return absl::Milliseconds(joined_as_.server_timeout_ms()); }
@@ -128,8 +129,8 @@ class ClientImpl final : public Client {
   static TimePoint After(absl::Duration time) { return Now() + ToChrono(time); }
   std::shared_ptr<Exchange> Start(const PushInfo& push, const ConstTensors& gradients, const MutableTensors& weights,
                                   bool deferred, bool view, DoneCallback callback);
-  // An empty contribution to this step.
-  std::shared_ptr<Exchange> PushNothing(uint64_t step);
+  // An empty contribution to the step that the others are at, once it is part of a version.
+  absl::Status PushNothing();
   // Begins it, unless this client has ended, the request is wrong, or could not be made (`problem`): then it ends with
   // that error.
   std::shared_ptr<RetryingExchange> Run(ExchangeRequest request, DoneCallback callback = nullptr,
@@ -184,6 +185,7 @@ class ClientImpl final : public Client {
   std::atomic<uint64_t> begun_ = 0;       // Pushes.
   std::atomic<uint64_t> taken_runs_ = 0;  // The chief has handed so many to this worker.
   RefusedRuns refused_runs_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<bool> begun_empty_ = false;       // The empty contribution to the first step was made (JoinReply).
   std::atomic<bool> found_not_finite_ = false;  // A gradient of this worker.
   std::atomic<bool> left_ = false;
   std::atomic<bool> rolled_back_ = false;
@@ -414,6 +416,10 @@ std::shared_ptr<Exchange> ClientImpl::Start(const PushInfo& push, const ConstTen
   request.deferred = deferred;
   request.view = view && can_view() && push.tensors.empty();
   request.empty_contributions = policy_.empty_contributions;
+  if (pushes && hands_out_runs()) {
+    MutexLock lock(mutex_);
+    refused_runs_.Look();  // It lets go of memory that the next push stages its gradients in.
+  }
   const absl::Status staged = StageGradients(request);
   const uint64_t runs = *request.push.runs;
   std::shared_ptr<RetryingExchange> exchange = Run(std::move(request), std::move(callback), staged);
@@ -510,15 +516,21 @@ absl::StatusOr<ExchangeResult> ClientImpl::PullFloat32(const MutableTensors& wei
   return Run(std::move(request))->Wait();
 }
 
-std::shared_ptr<Exchange> ClientImpl::PushNothing(uint64_t step) {
-  const PushInfo push = {.step = step,
-                         .version = step,
-                         .samples = 0,
-                         .contribution = policy_.local_steps.has_value() ? PushContribution::kWeightDifference
-                                                                         : PushContribution::kGradient,
-                         .runs = 0};
+absl::Status ClientImpl::PushNothing() {
+  const bool differences = policy_.local_steps.has_value();
+  const PushInfo push = {
+      .step = start_step(),
+      .samples = 0,
+      .contribution = differences ? PushContribution::kWeightDifference : PushContribution::kGradient,
+      .runs = 0};
   const ConstTensors nothing(context_->plan.layout().size());
-  return Start(push, nothing, {}, /*deferred=*/false, /*view=*/false, nullptr);
+  absl::Status pushed;
+  do {  // A shard may not know yet that the others have come to this step.
+    pushed = Start(push, nothing, {}, /*deferred=*/false, /*view=*/false, nullptr)->Wait().status();
+    if (absl::IsOutOfRange(pushed)) PauseUntil(Now() + kBehindPause, over_.get_token());
+  } while (absl::IsOutOfRange(pushed) && !over_.stop_requested());
+  if (pushed.ok()) begun_empty_ = true;
+  return pushed;
 }
 
 absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_values, const MutableTensors& weights) {
@@ -535,10 +547,8 @@ absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_val
                                                     FormatSeconds(now - (silent ? heard : started)), " (", flag, ")"));
   };
   std::optional<uint64_t> version;  // The newest, as long as there is nothing to tell which one.
-  const bool begins_empty = joined_as_.begins_empty();
-  const uint64_t first = start_step() + (begins_empty ? 1 : 0);
-  // What becomes of it the pull will show.
-  const std::shared_ptr<Exchange> empty = begins_empty ? PushNothing(start_step()) : nullptr;
+  // Others wait for it, and it for them, for as long as they make steps.
+  if (joined_as_.begins_empty()) PS_RETURN_IF_ERROR(PushNothing());
   for (;;) {
     if (initialise_) {
       // A server that has just been started again may not know yet who initialises; whoever is fenced is told by the
@@ -560,12 +570,13 @@ absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_val
     }
     // Short waits, so that a grant to initialise that passes on is seen.
     const TimePoint wait_end = std::min(deadline, Now() + ToChrono(options_.notice_every));
-    absl::StatusOr<ExchangeResult> pulled = Run(PullRequest(weights, version, first, wait_end))->Wait();
+    absl::StatusOr<ExchangeResult> pulled = Run(PullRequest(weights, version, start_step(), wait_end))->Wait();
     const TimePoint now = Now();
     if (absl::IsDeadlineExceeded(pulled.status())) heard = now;
     if (pulled.ok() && synchronous()) {
       // A shard may not have published yet what others have: all weights are to be of one version.
-      const uint64_t newest = std::max(first, *std::max_element(pulled->versions.begin(), pulled->versions.end()));
+      const uint64_t newest =
+          std::max(start_step(), *std::max_element(pulled->versions.begin(), pulled->versions.end()));
       if (pulled->version == newest) {
         ran_ = true;
         return pulled;

@@ -13,15 +13,27 @@
 
 namespace ps {
 
-// Used under the client's lock. It keeps the exchanges that it has not seen the end of, and no others.
+// Used under the client's lock, which comes before the locks of exchanges. It keeps the exchanges that it has not seen
+// the end of, and no others.
 class RefusedRuns {
  public:
   // A push has begun after which the worker's first `runs` are used. What is pushed in parts may be applied in part, so
   // its runs count (`partial`).
   void Begun(uint64_t runs, bool partial, std::shared_ptr<Exchange> push) {
-    Look();
     const uint64_t first = std::exchange(pushed_, std::max(pushed_, runs)) + 1;
     if (!partial && first <= runs) under_way_.push_back({.first = first, .last = runs, .push = std::move(push)});
+  }
+
+  // Looks which pushes have ended, and lets go of them.
+  void Look() {
+    std::erase_if(under_way_, [this](const Push& each) {
+      const auto result = each.push->WaitFor(absl::ZeroDuration());
+      if (!result.has_value()) return false;
+      if (result->ok() && AllStale((*result)->answers)) {
+        for (uint64_t run = each.first; run <= each.last; ++run) refused_.insert(run);
+      }
+      return true;
+    });
   }
 
   // Those among the first `finished` runs, ascending, by the worker's numbers, which count from 1.
@@ -39,17 +51,6 @@ class RefusedRuns {
     uint64_t last = 0;
     std::shared_ptr<Exchange> push;
   };
-
-  void Look() {
-    std::erase_if(under_way_, [this](const Push& each) {
-      const auto result = each.push->WaitFor(absl::ZeroDuration());
-      if (!result.has_value()) return false;
-      if (result->ok() && AllStale((*result)->answers)) {
-        for (uint64_t run = each.first; run <= each.last; ++run) refused_.insert(run);
-      }
-      return true;
-    });
-  }
 
   static bool AllStale(const std::vector<PushAnswer>& answers) {
     return !answers.empty() &&

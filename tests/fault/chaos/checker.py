@@ -142,8 +142,10 @@ def _each_sample_counts(records, lines):
                     elsewhere = counted[rank, step]
                     yield f"rank {rank}'s push of step {step} has {samples} samples, and {elsewhere} elsewhere"
     whole = all(_is_whole(line) for line in lines)
-    last = {(push.worker, push.incarnation, push.generation): push for push in records.pushed}
-    untold = any(set(push.answers) == {"STALE"} for push in last.values())
+    owned = {}
+    for push in records.pushed:
+        owned.setdefault((push.worker, push.incarnation, push.generation), []).append(push)
+    untold = any(set(push.answers) == {"STALE"} for pushes in owned.values() for push in pushes[-2:])
     total = sum(counted.values())
     if total > records.samples or (whole and not untold and total < records.samples):
         yield f"{total} samples count, and not {records.samples}"

@@ -158,7 +158,7 @@ class CheckerTest(unittest.TestCase):
         records.samples = 4 * 8
         records.pushed.append(pushed(1, 1, 1, 3, ["STALE"]))
         assert problems(records) == []
-        records.pushed.append(pushed(1, 1, 2, 3, ["NONE"]))
+        records.pushed += [pushed(1, 1, step, 3, ["NONE"]) for step in (2, 3)]
         self.finds(records, f"{3 * 8} samples count, and not {4 * 8}")
 
     def test_what_was_not_written_may_be_missing(self):
