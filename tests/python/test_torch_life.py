@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_support import Jobs, environment, largest_difference, loss_of, mlp, psgrad, weights_of
+from torch_support import Jobs, environment, largest_difference, loss_of, mlp, ps_server, psgrad, weights_of
 
 pytest_plugins = ["torch_fixtures"]
 
@@ -160,6 +160,54 @@ print("the parent is at version", opt.version)
     assert output.count("this process was forked from the worker's") == 2
     assert "the parent is at version 2" in output
     assert output.count("left:") == 1
+
+
+TRAINS_TO_STEP_5 = """
+import os, sys, torch, torch_support, psgrad.torch
+model = torch_support.mlp()
+opt = psgrad.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+for step in range(int(sys.argv[2])):
+    if opt.rank == 1 and step == 5:
+        exec(sys.argv[1])
+    opt.zero_grad()
+    torch_support.loss_of(model, step, opt.rank).backward()
+    opt.step()
+"""
+
+
+@pytest.mark.skipif(ps_server() is None, reason="psgrad._core or ps_server has not been built")
+@pytest.mark.parametrize(
+    ("ending", "status", "reason"),
+    [
+        ("sys.exit(3)", 3, "SystemExit: 3"),
+        ("raise SystemExit('no data')", 1, "SystemExit: no data"),
+        ("raise ValueError('no data')", 1, "ValueError: no data"),
+    ],
+)
+def test_a_status_that_is_not_0_is_a_failure_that_stops_the_others(
+    tmp_path: Path, ending: str, status: int, reason: str
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(TRAINS_TO_STEP_5)
+    done = psrun("--workers=2", "--mode=bsp", str(path), ending, "1000000000")
+    assert done.returncode == status, done.stderr
+    assert f"worker 1 ended with status {status}" in done.stderr.splitlines()[-1], done.stderr
+    assert reason in done.stderr
+
+
+@pytest.mark.skipif(ps_server() is None, reason="psgrad._core or ps_server has not been built")
+@pytest.mark.parametrize("ending", ["sys.exit()", "sys.exit(0)"])
+def test_status_0_is_an_end_in_order(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(TRAINS_TO_STEP_5 + "\nprint('version', opt.version)\n")
+    done = psrun("--workers=2", "--mode=bsp", str(path), ending, "8")
+    assert done.returncode == 0, done.stderr
+    assert "[worker 0] version 8\n" in done.stdout  # Or 1, where the ranks are dealt otherwise.
+
+
+def psrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "psgrad.run", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment(), check=False)
 
 
 class Squares(torch.utils.data.Dataset[Any]):
