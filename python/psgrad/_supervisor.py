@@ -21,8 +21,8 @@ from pathlib import Path
 
 from psgrad._lines import READ_BYTES, LastError, Lines, Sink
 
-# One that failed because of another may end first.
-_BLAME_S = 3.0
+# One that failed because of another may end first; an interpreter with torch takes a while to end.
+_BLAME_S = 10.0
 # A worker that ends by one of these does so because of another, or of a server.
 _ERRORS_OF_OTHERS = tuple(f"psgrad.{name}" for name in ("JobFailed", "ShutDown", "Unavailable", "Cancelled"))
 # Processes that a child has left behind hold its pipes open.

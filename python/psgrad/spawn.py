@@ -301,7 +301,15 @@ def _run(parent: int, threads: str | None, task: Any, pipe: Connection) -> None:
         torch.set_num_threads(int(threads))
     try:
         fn, args = pickle.loads(task) if isinstance(task, bytes) else task
-        result = fn(*args)
+        try:
+            result = fn(*args)
+        except SystemExit as ended:
+            if ended.code:
+                raise
+            result = None
+        # A fork has no interpreter's exit that would do it; and models are returned with the job's last weights.
+        if life := sys.modules.get("psgrad.torch.life"):
+            life.finish_all()
     except SystemExit as ended:
         _leave_jobs(ended)
         raise
@@ -327,8 +335,7 @@ def _run(parent: int, threads: str | None, task: Any, pipe: Connection) -> None:
 
 def _leave_jobs(error: BaseException) -> None:
     """Else the worker would count as finished at the interpreter's exit, and wait for the others there."""
-    life = sys.modules.get("psgrad.torch.life")
-    if life is not None:
+    if life := sys.modules.get("psgrad.torch.life"):
         life.leave_all(error)
 
 

@@ -205,6 +205,21 @@ def test_status_0_is_an_end_in_order(tmp_path: Path, ending: str) -> None:
     assert "[worker 0] version 8\n" in done.stdout  # Or 1, where the ranks are dealt otherwise.
 
 
+@pytest.mark.skipif(ps_server() is None, reason="psgrad._core or ps_server has not been built")
+def test_a_worker_that_main_has_dropped_finishes_at_the_interpreters_exit(tmp_path: Path) -> None:
+    """And nothing of it is left then, of which nanobind would tell."""
+    path = tmp_path / "train.py"
+    lines = TRAINS_TO_STEP_5.strip().splitlines()
+    path.write_text(
+        "\n".join([lines[0], "def main():", *(f"    {line}" for line in lines[1:]), "main()", "print('end')"])
+    )
+    done = psrun("--workers=2", "--mode=bsp", str(path), "pass", "8")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("] end\n") == 2
+    assert "nanobind" not in done.stderr
+    assert "the job is finished" in done.stderr
+
+
 def psrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "psgrad.run", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment(), check=False)

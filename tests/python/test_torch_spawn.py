@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from typing import Any
 
 import pytest
 import torch
 
-from torch_support import loss_of, mlp, ps_server, psgrad, weights_of
+from torch_support import environment, loss_of, mlp, ps_server, psgrad, weights_of
 
 NO_SERVER: Any = {"server": "127.0.0.1:1"}
 
@@ -88,8 +90,7 @@ def train(steps: int, fails: bool) -> Any:
         optimizer.zero_grad()
         loss_of(model, step, optimizer.rank).backward()
         optimizer.step()
-    optimizer.finish()
-    return model
+    return model  # All end with the same weights, as if the script had ended here.
 
 
 @pytest.mark.skipif(ps_server() is None, reason="psgrad._core or ps_server has not been built")
@@ -97,6 +98,21 @@ def test_trained_models_come_back() -> None:
     one, other = psgrad.spawn(train, (3, False), workers=2)
     assert same(one, other)
     assert not same(one, mlp())
+
+
+@pytest.mark.skipif(ps_server() is None, reason="psgrad._core or ps_server has not been built")
+def test_forks_finish_too() -> None:
+    """A fork ends without an interpreter's exit."""
+    code = "import psgrad, test_torch_spawn as t; print(psgrad.spawn(t.forked_train, workers=2, context='fork'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment(), check=False
+    )
+    assert done.stdout == "[3, 3]\n", done.stderr
+
+
+def forked_train() -> int:
+    train(3, fails=False)
+    return 3
 
 
 @pytest.mark.skipif(ps_server() is None, reason="psgrad._core or ps_server has not been built")

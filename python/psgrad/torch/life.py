@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("psgrad")
 
-_live: weakref.WeakSet[Member] = weakref.WeakSet()
+_live: set[Member] = set()  # A worker whose script has dropped it, as at the end of main(), is still in its job.
 _lock = threading.Lock()
 _installed = False
 _FINISHED = "finish() was called: this worker has left the job"
@@ -257,6 +256,12 @@ def _watch(worker: Member) -> None:
 
 def live() -> list[Member]:
     return list(_live)
+
+
+def finish_all() -> None:
+    """The script has ended well."""
+    for one in list(_live):
+        one.finish()
 
 
 def leave_all(error: BaseException) -> None:
