@@ -295,6 +295,46 @@ def test_an_exponential_average_after_step(jobs: Jobs) -> None:
     assert largest_difference(weights_of(ours), weights_of(plain)) < 1e-6
 
 
+class Prepared(torch.optim.Optimizer):
+    """An optimizer as Accelerate prepares it: another one around it, whose state it has read back."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        optimizer.load_state_dict(optimizer.state_dict())
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+
+def test_the_loop_of_a_trainer_that_knows_of_one_process_alone(jobs: Jobs) -> None:
+    """As docs/pytorch.md has it: it clips after backward(), accumulates, schedules, and says nothing of any of it."""
+    job = jobs(2)
+
+    def work() -> Any:
+        model = mlp()
+        wrapped = torch.optim.AdamW(model.parameters(), lr=0.01)
+        optimizer = job.wrap(wrapped, model, overlap="none", accumulate=2)
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, total_iters=4)
+        prepared = Prepared(optimizer)
+        for step in range(4):
+            for half in range(2 if step < 3 else 1):  # An epoch's end leaves one.
+                (loss_of(model, 2 * step + half, optimizer.rank) / 2).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            prepared.step()
+            scheduler.step()
+            model.zero_grad()
+        optimizer.finish()
+        return optimizer.version, weights_of(model)
+
+    (version, one), (_, other) = job.run(work)
+    assert version == 4
+    assert largest_difference(one, other) == 0
+    assert largest_difference(one, weights_of(mlp())) > 0
+
+
 def test_a_session_joins_twice(jobs: Jobs) -> None:
     model = mlp()
     for _ in range(2):
