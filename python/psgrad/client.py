@@ -20,6 +20,8 @@ LocalSteps = _core.LocalSteps
 _log = logging.getLogger("psgrad")
 # Signals and the client's notices are looked at so often during a wait.
 _POLL_S = 0.2
+# As servers say it that were started with an optimizer.
+_OPTIMIZER_DIFFERS = "the worker's optimizer differs from the servers'"
 # What Ctrl-C has interrupted is given so long to end.
 _STOP_S = 0.5
 
@@ -293,7 +295,14 @@ class Client:
             for each in layout
         ]
         core = _core.Client(options, specs)
-        _call(core.join(), core)
+        try:
+            _call(core.join(), core)
+        except _core.Refused as refused:
+            if _OPTIMIZER_DIFFERS not in str(refused):
+                raise
+            raise _core.Refused(
+                f"{refused}; servers that are started with --optimizer=from_worker do what the worker's optimizer says"
+            ) from None
         return cls(core, layout)
 
     # ---- What it has joined

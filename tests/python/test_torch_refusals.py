@@ -88,15 +88,17 @@ def test_arguments(fakes: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     job.address = None  # type: ignore[assignment]
     with pytest.raises(ValueError, match=r"PS_SERVER"):
         job.wrap(optimizer, model)
-    monkeypatch.setenv("RANK", "one")
-    with pytest.raises(ValueError, match=r"RANK"):
-        fakes().wrap(optimizer, model)
+    for name in ("RANK", "PS_RANK"):  # The second wins.
+        monkeypatch.setenv(name, "one")
+        with pytest.raises(ValueError, match=rf"\${name} is 'one'"):
+            fakes().wrap(optimizer, model)
 
 
 def test_the_server_of_the_environment(fakes: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     job = fakes()
     monkeypatch.setenv("PS_SERVER", job.address)
-    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("PS_RANK", "0")
     job.address = None  # type: ignore[assignment]
     model = mlp()
     assert job.wrap(SGD(model.parameters(), lr=0.1), model).rank == 0

@@ -89,7 +89,7 @@ def run(
 @pytest.fixture(autouse=True)
 def real_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The environment names no job, and workers that a failed test leaves behind end with it."""
-    for name in ("RANK", "PS_SERVER", "PS_JOB"):
+    for name in ("RANK", "PS_RANK", "PS_SERVER", "PS_JOB"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(psgrad, "Client", REAL_CLIENT)
     yield

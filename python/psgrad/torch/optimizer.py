@@ -111,8 +111,8 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
             started with --optimizer=local (in local_sgd, diloco and easgd) it may be any: it stays the worker's own.
         model: the module that holds the optimizer's parameters, in the host's memory: float32, or bfloat16 and float16,
             for which float32 masters are kept. Parameters in no group, or that require no gradient, stay as they are.
-        server: HOST:PORT or unix:PATH of the first server; $PS_SERVER if None. ($RANK, if set, is the rank to claim,
-            and $PS_JOB the job.)
+        server: HOST:PORT or unix:PATH of the first server; $PS_SERVER if None. ($PS_RANK, or else $RANK, is the rank to
+            claim, if set, and $PS_JOB the job.)
         overlap: "backward" sends each gradient while backward goes on; "none" sends all in step().
         accumulate: so many backward passes make a step. Gradients add up, as in torch: divide the loss for a mean.
         samples: that this worker's mean gradient of a step stands for, which weights it among the workers'; see
@@ -535,12 +535,13 @@ def _refuse_second(entries: Iterable[Entry]) -> None:
 
 
 def _place_in_job() -> dict[str, Any]:
-    """What psrun (or torchrun) says of this worker."""
+    """What psrun, or else torchrun, says of this worker."""
     options: dict[str, Any] = {}
-    rank = os.environ.get("RANK")
+    name = "PS_RANK" if os.environ.get("PS_RANK") else "RANK"
+    rank = os.environ.get(name)
     if rank:
         if not rank.isdecimal():
-            raise ValueError(f"$RANK is {rank!r}: a number from 0 is expected")
+            raise ValueError(f"${name} is {rank!r}: a number from 0 is expected")
         options["rank"] = int(rank)
     job = os.environ.get("PS_JOB")
     if job:
