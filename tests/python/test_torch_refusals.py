@@ -184,21 +184,37 @@ def test_a_model_is_trained_by_one_optimizer(fakes: Jobs) -> None:
     assert second.version == 1
 
 
-def test_step_without_backward(fakes: Jobs) -> None:
+@pytest.mark.parametrize("overlap", ["auto", "backward", "none"])
+def test_step_without_a_gradient(fakes: Jobs, overlap: str) -> None:
     model = mlp()
-    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model)
-    with pytest.raises(RuntimeError, match=r"without a backward\(\)"):
+    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model, overlap=overlap)
+    with pytest.raises(RuntimeError, match=r"step 0: step\(\) without a backward\(\): no parameter has a gradient"):
         optimizer.step()
     loss_of(model, 0, 0).backward()
     optimizer.step()
+    optimizer.zero_grad()
     with pytest.raises(RuntimeError, match=r"step 1: step\(\) without a backward\(\)"):
+        optimizer.step()
+    loss_of(model, 1, 0).backward()
+    optimizer.zero_grad()
+    with pytest.raises(RuntimeError, match=r"no parameter has a gradient" if overlap != "backward" else "was changed"):
+        optimizer.step()
+    optimizer.empty_step()
+    assert optimizer.version == 2
+
+
+def test_step_with_the_last_steps_gradients(fakes: Jobs) -> None:
+    model = mlp()
+    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model, overlap="backward")
+    loss_of(model, 0, 0).backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match=r"step 1: step\(\) without a backward\(\) since the last one"):
         optimizer.step()
 
 
-@pytest.mark.parametrize("overlap", ["backward", "none"])
-def test_a_second_backward_before_step(fakes: Jobs, overlap: str) -> None:
+def test_a_second_backward_before_step(fakes: Jobs) -> None:
     model = mlp()
-    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model, overlap=overlap)
+    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model, overlap="backward")
     loss_of(model, 0, 0).backward()
     with pytest.raises(RuntimeError, match=r"a second backward\(\) before step\(\).*accumulate="):
         loss_of(model, 0, 0).backward()
@@ -226,7 +242,7 @@ def clip(model: torch.nn.Module) -> None:
 @pytest.mark.parametrize("change", [scale, replace, clip])
 def test_a_gradient_that_is_changed_after_it_was_sent(fakes: Jobs, change: Callable[[Any], None]) -> None:
     model = mlp()  # Biases come first in backward, and 0.weight's may be the one that waits for step().
-    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model)
+    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model, overlap="backward")
     loss_of(model, 0, 0).backward()
     change(model)
     with pytest.raises(RuntimeError, match=r"(0|2)\.weight.*was changed after backward\(\).*clip_norm="):
@@ -236,17 +252,6 @@ def test_a_gradient_that_is_changed_after_it_was_sent(fakes: Jobs, change: Calla
     loss_of(model, 1, 0).backward()
     optimizer.step()
     assert optimizer.version == 2
-
-
-def test_changed_gradients_are_sent_with_overlap_none(fakes: Jobs) -> None:
-    model, expected = mlp(), mlp()
-    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model, overlap="none")
-    reference = SGD(expected.parameters(), lr=0.1)
-    for one, other in ((model, optimizer), (expected, reference)):
-        loss_of(one, 0, 0).backward()
-        clip(one)
-        other.step()
-    assert torch.allclose(model[0].weight, expected[0].weight, atol=1e-7)
 
 
 def test_memory_that_was_changed_after_wrapping_is_noticed(fakes: Jobs) -> None:

@@ -491,7 +491,7 @@ def test_a_stale_answer_is_counted_and_training_goes_on(fakes: Jobs) -> None:
 def test_a_rate_is_told_when_it_changes(fakes: Jobs, caplog: pytest.LogCaptureFixture) -> None:
     job = fakes()
     model = mlp()
-    optimizer = job.wrap(SGD(model.parameters(), lr=0.1), model)
+    optimizer = job.wrap(SGD(model.parameters(), lr=0.1), model, overlap="backward")
     rates = [0.1, 0.1, 0.05, 0.05, 0.0]
     for step, rate in enumerate(rates):
         optimizer.param_groups[0]["lr"] = rate
@@ -504,7 +504,7 @@ def test_a_rate_is_told_when_it_changes(fakes: Jobs, caplog: pytest.LogCaptureFi
     optimizer.param_groups[0]["lr"] = 0.2
     with caplog.at_level(logging.WARNING):
         optimizer.step()
-    assert "lr was changed between backward() and step()" in caplog.text
+    assert "lr was changed between backward() and step(), when the push was under way: it is told" in caplog.text
 
 
 def test_a_worker_of_a_running_job_tells_its_rate(fakes: Jobs) -> None:
@@ -564,6 +564,25 @@ def test_samples_that_were_left_out_are_told_after_a_push_that_could_not_begin(f
     optimizer.step()
     assert job.server is not None
     assert [(push.samples, push.passed) for push in job.server.pushes] == [(0, None), (4, 12)]
+
+
+@pytest.mark.parametrize("way", ["given_up", "skipped"])
+def test_samples_that_were_left_out_are_told_after_a_push_that_was_none(fakes: Jobs, way: str) -> None:
+    job = fakes(1, "asp")
+    model = mlp()
+    optimizer = job.wrap(SGD(model.parameters(), lr=0.1), model, samples=4)
+    optimizer.add_passed(8)
+    loss_of(model, 0, 0).backward()
+    if way == "skipped":
+        optimizer.empty_step()
+    else:
+        loss_of(model, 0, 0).backward()
+    optimizer.zero_grad()
+    loss_of(model, 1, 0).backward()
+    optimizer.step()
+    assert job.server is not None
+    pushes = [(push.samples, push.passed) for push in job.server.pushes]
+    assert pushes == [(4, 16 if way == "skipped" else 12)]
 
 
 def test_samples_add_up_over_no_sync(fakes: Jobs) -> None:

@@ -113,7 +113,9 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
             for which float32 masters are kept. Parameters in no group, or that require no gradient, stay as they are.
         server: HOST:PORT or unix:PATH of the first server; $PS_SERVER if None. ($RANK, if set, is the rank to claim,
             and $PS_JOB the job.)
-        overlap: "backward" sends each gradient while backward goes on; "none" sends all in step().
+        overlap: "backward" sends each gradient while backward goes on, and raises in step() if it is another one by
+            then; "none" sends all in step(), whatever is in `.grad`. "auto" begins as "backward", and at the first step
+            that it does not fit goes on as "none", from that step on.
         accumulate: so many backward passes make a step. Gradients add up, as in torch: divide the loss for a mean.
         samples: that this worker's mean gradient of a step stands for, which weights it among the workers'; see
             set_samples. None: all workers weigh the same.
@@ -142,7 +144,7 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         model: torch.nn.Module,
         *,
         server: str | None = None,
-        overlap: Literal["backward", "none"] = "backward",
+        overlap: Literal["auto", "backward", "none"] = "auto",
         accumulate: int = 1,
         samples: int | None = None,
         clip_norm: float | None = None,
@@ -155,7 +157,7 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
             raise TypeError("optimizer: this is a DistributedOptimizer already")
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer: a torch.optim.Optimizer is expected, not {type(optimizer).__name__}")
-        _check_choice("overlap", overlap, ("backward", "none"))
+        _check_choice("overlap", overlap, ("auto", "backward", "none"))
         _check_choice("unused", unused, ("skip", "error"))
         _check_choice("buffers", buffers, ("rank0", "average", "local"))
         _check_whole("accumulate", accumulate, 1)
@@ -183,7 +185,7 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
 
         WrappingOptimizer.__init__(self, optimizer)
         self.accumulate = accumulate
-        self._overlap = overlap == "backward"
+        self._overlap = overlap
         self._samples = 1 if samples is None else samples
         self._samples_told = False  # set_samples() was called for the coming step.
         self._adds_up = False  # no_sync() was used: several backward passes make the coming step.
