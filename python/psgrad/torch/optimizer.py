@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import time
@@ -10,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, NoReturn
 
 import torch
+from torch._compile import _disable_dynamo
 
 import psgrad
 from psgrad.torch import life
@@ -135,7 +137,7 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         psgrad.JobFailed, psgrad.Cancelled: the job failed; a stop was requested.
     """
 
-    # GradScaler then calls step() itself, with `grad_scale` set, instead of looking at gradients that have been sent.
+    # GradScaler then calls step() itself, with `grad_scale` set, also where it has found gradients not finite.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -157,6 +159,7 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
             raise TypeError("optimizer: this is a DistributedOptimizer already")
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer: a torch.optim.Optimizer is expected, not {type(optimizer).__name__}")
+        _refuse_many_gradients_a_step(optimizer)
         _check_choice("overlap", overlap, ("auto", "backward", "none"))
         _check_choice("unused", unused, ("skip", "error"))
         _check_choice("buffers", buffers, ("rank0", "average", "local"))
@@ -261,33 +264,42 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         """The step that the servers went back to in the last step() or empty_step(); None: they did not."""
         return self._rolled_back_to
 
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    @_disable_dynamo  # A function that is compiled calls it as it is. torch.optim's own are marked so, too.
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Sends what has not been sent of the gradients in `.grad`, and waits for the next weights.
+
+        `closure` is called once before that, and what it returns is returned: it computes the loss and the gradients.
 
         If the servers went back to a checkpoint, it returns with the weights of that: `rolled_back_to` is the step
         that is to be made next, and psgrad.data.Batches goes on there.
 
         Raises:
-            TypeError: a closure was given: gradients are averaged once a step.
             RuntimeError: no backward() ran, a gradient was changed after it was sent, a parameter has other memory, or
                 (unused="error") has no gradient; the text names it. empty_step() then drops the step. Or the chief
                 hands out the samples, and the loop takes none.
             ValueError: a group's hyperparameters changed in a way that servers cannot follow.
             psgrad.Error: as of psgrad.Client.push_pull.
         """
-        self._check_trains()
-        if closure is not None:
-            raise TypeError(
-                "step(closure): the closure would compute several gradients in a step, and a step here has one, so "
-                "LBFGS and its kind cannot be used; call backward() and then step()"
-            )
-        self._check_samples_are_its_own()
+        with self._scalers_attributes():
+            self._check_trains()
+            loss = self._evaluate(closure) if closure is not None else None
+            self._check_samples_are_its_own()
+            self._step()
+            return loss
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        if "grad_scale" in self.__dict__:
+            raise RuntimeError("step(closure): GradScaler takes no closure; call it first, and then scaler.step(opt)")
+        with torch.enable_grad():
+            return closure()
+
+    def _step(self) -> None:
         entered = time.monotonic()
         progress, samples = self._progress, self._progress.samples
         self._rolled_back_to = None
         self._wrapped._opt_called = True  # type: ignore[attr-defined]  # For a scheduler of the wrapped optimizer.
-        with self._unscaled(), self._following_rollbacks() as step:
-            result = self._steps.step(samples)
+        with self._following_rollbacks() as step:
+            result = (self._steps.overflow if self._unscale() else self._steps.step)(samples)
             if result is not None and result.skipped:
                 progress.skipped += 1
                 log.warning(
@@ -317,24 +329,20 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
                 "psgrad.data.Batches. torch's DistributedSampler does not know which workers there are"
             )
 
-    @contextmanager
-    def _unscaled(self) -> Iterator[None]:
-        """Takes off what a torch.amp.GradScaler has multiplied gradients with, if it is that which calls step().
+    def _unscale(self) -> bool:
+        """If a torch.amp.GradScaler calls step(), takes off its scale. Whether it has found gradients not finite.
 
-        It has set two attributes, which it removes itself if step() does not raise.
+        It decides for this worker alone: the others' gradients count, and their scales are their own.
         """
         if "grad_scale" not in self.__dict__:
-            yield
-            return
+            return False
+        self._steps.unscale(self.__dict__["grad_scale"])
+        return bool(self.__dict__["found_inf"] > 0)
+
+    @contextmanager
+    def _scalers_attributes(self) -> Iterator[None]:
+        """A GradScaler has set them, and removes them itself if step() does not raise."""
         try:
-            if not isinstance(self._steps, LocalTraining):
-                raise RuntimeError(
-                    "torch.amp.GradScaler is not supported: gradients are sent in backward(), before it has unscaled "
-                    "them. Train in bfloat16 (torch.autocast(dtype=torch.bfloat16)), which needs no scaling"
-                )
-            self._steps.check()
-            if self.__dict__["grad_scale"] is not None:  # Else the script has called scaler.unscale_().
-                self._steps.unscale(self.__dict__["grad_scale"])
             yield
         except BaseException:
             for attribute in ("grad_scale", "found_inf"):
@@ -526,6 +534,16 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
     def evaluated(self, split: str = "test", **values: float) -> None:
         """Writes an `eval` line to the metrics file: opt.evaluated(accuracy=0.91, loss=0.3). Accuracy is 0 to 1."""
         self._records.evaluated(self.step_number, self.version, split, values)
+
+
+def _refuse_many_gradients_a_step(optimizer: torch.optim.Optimizer) -> None:
+    """Its step() calls the closure when it likes: each time with weights that the others do not have."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"{type(optimizer).__name__}: its step(closure) computes several gradients, each on weights of its own, and "
+            "in a step of the job each worker has one: use an optimizer whose step() needs no closure"
+        )
 
 
 def _refuse_second(entries: Iterable[Entry]) -> None:

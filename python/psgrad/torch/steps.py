@@ -279,6 +279,10 @@ class PushGradients(Steps):
         return self._end(remaining, samples)
 
     def overflow(self, samples: int) -> psgrad.Result:
+        log.warning(
+            "step %d: GradScaler has found gradients that are not finite: the step was skipped", self.progress.step
+        )
+        self.progress.skipped += 1
         self._give_up()
         self._begin()
         return self._drop()
