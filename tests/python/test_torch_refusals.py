@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ pytest_plugins = ["torch_fixtures"]
 SGD = torch.optim.SGD
 OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], str]] = {
     "Adadelta": (lambda p: torch.optim.Adadelta(p), "Adadelta.*SGD, Adam, AdamW, Adagrad and RMSprop"),
-    "LBFGS": (lambda p: torch.optim.LBFGS(p), "LBFGS"),
+    "LBFGS": (lambda p: torch.optim.LBFGS(p), r"LBFGS: its step\(closure\) computes several gradients"),
     "subclass": (lambda p: type("Mine", (SGD,), {})(p, lr=0.1), "Mine"),
     "dampening": (lambda p: SGD(p, lr=0.1, momentum=0.9, dampening=0.1), "dampening"),
     "maximize": (lambda p: SGD(p, lr=0.1, maximize=True), "maximize"),
@@ -128,22 +129,40 @@ def test_different_tensors_in_one_memory_are_refused(fakes: Jobs) -> None:
         fakes().wrap(SGD(model.parameters(), lr=0.1), model)
 
 
-def test_torch_compile_is_refused(fakes: Jobs) -> None:
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[torch.distributed.device_mesh.DeviceMesh]:
+    """A process group of torch.distributed."""
+    address = f"file://{tmp_path}/group"
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, init_method=address)
+    try:
+        yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_pieces_of_tensors_are_refused(fakes: Jobs, one_process: torch.distributed.device_mesh.DeviceMesh) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.tensor import distribute_tensor
+
     model = mlp()
-    compiled = torch.compile(model)
-    with pytest.raises(ValueError, match=r"torch.compile"):
-        fakes().wrap(SGD(model.parameters(), lr=0.1), compiled)
-    model.compile()
-    with pytest.raises(ValueError, match=r"torch.compile"):
+    model[0].weight = torch.nn.Parameter(distribute_tensor(model[0].weight.detach(), one_process))
+    with pytest.raises(ValueError, match=r"0\.weight is a DTensor.*Give it the plain model"):
         fakes().wrap(SGD(model.parameters(), lr=0.1), model)
-
-
-def test_grad_scaler_is_refused_by_name(fakes: Jobs) -> None:
     model = mlp()
-    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model)
+    fully_shard(model[2], mesh=one_process)
+    with pytest.raises(ValueError, match=r"model \(2\): FSDP has cut.*Give it the plain model"):
+        fakes().wrap(SGD(model.parameters(), lr=0.1), model)
+    sharded = FullyShardedDataParallel(mlp(), device_id=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"model: FSDP has cut"):
+        fakes().wrap(SGD(sharded.parameters(), lr=0.1), sharded)
+
+
+def test_grad_scaler_is_refused_by_name_where_scaled_gradients_are_to_leave_in_backward(fakes: Jobs) -> None:
+    model = mlp()
+    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model, overlap="backward")
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(loss_of(model, 0, 0)).backward()
-    with pytest.raises(RuntimeError, match=r"torch.amp.GradScaler is not supported.*bfloat16"):
+    with pytest.raises(RuntimeError, match=r'torch.amp.GradScaler takes this step.*overlap="none"'):
         scaler.step(optimizer)
 
 
@@ -157,11 +176,9 @@ def test_a_disabled_grad_scaler_does_nothing(fakes: Jobs) -> None:
     assert optimizer.version == 1
 
 
-def test_closures_groups_and_copies(fakes: Jobs) -> None:
+def test_groups_and_copies(fakes: Jobs) -> None:
     model = mlp()
     optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model)
-    with pytest.raises(TypeError, match=r"closure"):
-        optimizer.step(lambda: 0.0)
     with pytest.raises(RuntimeError, match=r"add_param_group"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
     for copied in (copy.deepcopy, pickle.dumps):

@@ -648,3 +648,31 @@ def test_psgrad_data_divides_the_samples(jobs: Jobs) -> None:
         return seen
 
     assert sorted(job.run(work)) == [8, 12]
+
+
+@pytest.mark.parametrize("overlap", ["auto", "backward", "none"])
+def test_a_closure_is_called_once_with_gradients_and_its_loss_returned(jobs: Jobs, overlap: str) -> None:
+    """As training loops of frameworks do: it zeroes, computes the loss and calls backward()."""
+
+    def train(model: torch.nn.Module, optimizer: Any) -> list[float]:
+        losses = []
+        for step in range(3):
+
+            def closure(step: int = step) -> torch.Tensor:
+                assert torch.is_grad_enabled()
+                optimizer.zero_grad()
+                loss = loss_of(model, step, 0)
+                loss.backward()
+                return loss
+
+            with torch.no_grad():
+                losses.append(float(optimizer.step(closure)))
+        return losses
+
+    expected, model = mlp(), mlp()
+    with jobs().wrap(SGD(model.parameters(), lr=0.1), model, overlap=overlap) as optimizer:
+        assert train(model, optimizer) == pytest.approx(train(expected, SGD(expected.parameters(), lr=0.1)), abs=1e-6)
+        assert optimizer.version == 3
+        loss_of(model, 3, 0).backward()
+        assert optimizer.step() is None
+    assert largest_difference(weights_of(model), weights_of(expected)) > 0
