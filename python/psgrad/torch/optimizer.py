@@ -24,6 +24,8 @@ from psgrad.torch.tensors import Buffers, Entry, Memory, entries_of
 log = logging.getLogger("psgrad")
 
 _SAMPLES_MAX = 2**32 - 1
+# With which an optimizer that servers do not know is used as one that they do.
+_STEPS_OF_ONE_BATCH = "--mode=diloco --optimizer=local --local_steps=1 --outer_lr=1 --outer_momentum=0"
 _NAME_MAX = 200  # Servers take no longer names.
 
 
@@ -211,7 +213,8 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
             if unknown is None or "the worker's optimizer" not in str(refused):
                 raise
             raise ValueError(
-                f"{unknown}; in local_sgd, diloco and easgd ps_server --optimizer=local lets workers have any optimizer"
+                f"{unknown}. In local_sgd, diloco and easgd --optimizer=local lets each worker step with any optimizer: "
+                f"psrun {_STEPS_OF_ONE_BATCH} has the mean of their steps after each batch"
             ) from None
         life.Member.__init__(self, client)
         self._steps_here = client.local_steps is not None
@@ -237,6 +240,10 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         self._progress = Progress(client, started)
         self._progress.samples = self._samples
         running = client.start_step > 0 or started.version > 0
+        if self._progress.step > 0:
+            log.warning(
+                "rank %d: the job runs already: this worker continues at step %d", self.rank, self._progress.step
+            )
         told: dict[str, Any] = {"optimizer": type(self._wrapped).__name__}
         rate = None
         if settings is not None:
@@ -541,7 +548,7 @@ def _refuse_many_gradients_a_step(optimizer: torch.optim.Optimizer) -> None:
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ValueError(
-            f"{type(optimizer).__name__}: its step(closure) computes several gradients, each on weights of its own, and "
+            f"{type(optimizer).__name__}: its step(closure) computes several gradients, each on weights of its own: "
             "in a step of the job each worker has one: use an optimizer whose step() needs no closure"
         )
 
