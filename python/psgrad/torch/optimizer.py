@@ -213,7 +213,7 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
             if unknown is None or "the worker's optimizer" not in str(refused):
                 raise
             raise ValueError(
-                f"{unknown}. In local_sgd, diloco and easgd --optimizer=local lets each worker step with any optimizer: "
+                f"{unknown}. In local_sgd, diloco and easgd --optimizer=local lets a worker step with any optimizer: "
                 f"psrun {_STEPS_OF_ONE_BATCH} has the mean of their steps after each batch"
             ) from None
         life.Member.__init__(self, client)
