@@ -146,6 +146,43 @@ def test_whatever_a_script_makes_of_its_gradients_is_the_step(
         assert re.match(rf"step {FIRST}: {seen}", line), line
 
 
+def clipped_unseen(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: int) -> None:
+    plain(model, optimizer, step, rank)
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.data.clamp_(-0.01, 0.01)
+
+
+def test_what_does_not_count_as_a_change_is_noticed_in_the_first_steps(
+    jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And from then on it cannot do harm."""
+    expected, model = mlp(), mlp()
+    reference = momentum(expected)
+    with jobs().wrap(momentum(model), model) as optimizer:
+        for step in range(STEPS):
+            for each, kind in ((expected, reference), (model, optimizer)):
+                clipped_unseen(each, kind, step, 0)
+                kind.step()
+    assert largest_difference(weights_of(model), weights_of(expected)) < 1e-6
+    assert caplog.text.count("was changed after backward()") == 1
+    model = mlp()
+    optimizer = jobs().wrap(momentum(model), model, overlap="backward")
+    clipped_unseen(model, optimizer, 0, 0)
+    with pytest.raises(RuntimeError, match=r"was changed after backward\(\)"):
+        optimizer.step()
+    optimizer.empty_step()
+
+
+def test_a_gradient_that_is_not_finite_is_no_change(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
+    model = mlp()
+    with jobs().wrap(momentum(model), model) as optimizer:
+        (loss_of(model, 0, 0) * float("nan")).backward()
+        optimizer.step()
+        assert optimizer.skipped == 1
+    assert "from now on" not in caplog.text
+
+
 @pytest.mark.parametrize("mode", ["bsp", "asp", "ssp", "backup"])
 @pytest.mark.parametrize(
     "flags",

@@ -19,6 +19,8 @@ log = logging.getLogger("psgrad")
 
 # The push under way is given so long to end, once the client has been stopped.
 _GIVE_UP_S = 5.0
+# In so many steps what was sent is looked at again for changes that do not count as such (.data, NumPy).
+_WATCHED_STEPS = 2
 # A worker that catches up: however fast the others are, one of so many pulls falls between two of their steps.
 _PULLS_MAX = 100
 
@@ -242,7 +244,9 @@ class PushGradients(Steps):
         # These are the step's, by index of the layout:
         self._fires = [0] * count  # Backward passes that gave it a gradient, but those within no_sync().
         self._sent: list[torch.Tensor | None] = [None] * count  # The gradient that was sent: kept until it has arrived,
-        self._versions = [0] * count  # and its version counter then.
+        self._versions = [0] * count  # and its version counter then;
+        self._sums: list[str] = [""] * count  # in the first steps, what its values are like, too.
+        self._watches = _WATCHED_STEPS if self._sends else 0
         self._unsent = len(self.weights)
         # So many of the weights' gradients wait for step().
         self._held = 0 if any(entry.kind != "weight" for entry in self.pushed) else 1
@@ -344,6 +348,8 @@ class PushGradients(Steps):
                 address = self._copied(index, gradient)
             sent[index] = gradient
             versions[index] = gradient._version  # type: ignore[union-attr]
+            if self._watches:
+                self._sums[index] = _sums(gradient)
             self._unsent -= 1
             self._ready_at(index, address)  # type: ignore[misc]
 
@@ -436,7 +442,11 @@ class PushGradients(Steps):
             entry.name
             for entry in self.weights
             if (gradient := sent[entry.index]) is not None
-            and (entry.tensor.grad is not gradient or gradient._version != versions[entry.index])
+            and (
+                entry.tensor.grad is not gradient
+                or gradient._version != versions[entry.index]
+                or (self._watches and self._sums[entry.index] != _sums(gradient))
+            )
         ]
         late_rate = self._exchange is not None and self.client.lead and self.learning_rate.differs(self._told)
         if not self._ran_quietly and not any(self._fires):
@@ -515,6 +525,7 @@ class PushGradients(Steps):
 
     def _forget(self) -> None:
         """The step has ended, in one way or the other."""
+        self._watches -= self._watches > 0 and self._exchange is not None
         self._exchange = None
         self._ready_at = None
         self._ran_quietly = False
@@ -545,3 +556,12 @@ class PushGradients(Steps):
         for handle in self._hooks:
             handle.remove()
         self._hooks = []
+
+
+@torch.no_grad()
+def _sums(gradient: torch.Tensor | None) -> str:
+    """Of the values and of their squares, in a form in which NaN is equal to itself."""
+    assert gradient is not None
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    total, norm = values.sum(dtype=torch.float64), torch.linalg.vector_norm(values, dtype=torch.float64)
+    return f"{float(total)!r} {float(norm)!r}"
