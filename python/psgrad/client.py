@@ -164,6 +164,17 @@ class Exchange:
         """
         return self._core.set_samples(samples)
 
+    def give_up(self, tensor: int) -> None:
+        """Ends a push that is not complete. It counts nowhere, and the next one may be of the same step.
+
+        ``tensor`` is a weight, and another tensor is not ready yet: so no server has the whole push, and each drops
+        what it has of it for the next one. Waits until nothing reads the gradients any more.
+        """
+        for _ in range(2):  # A tensor that is ready twice ends an exchange (ps/client.h).
+            self._core.absent(tensor)
+        with contextlib.suppress(ValueError):
+            self.wait()
+
     def wait_tensor(self, tensor: int, timeout: float | None = None) -> None:
         """Waits until this tensor's new weights are in place. TimeoutError after ``timeout`` seconds."""
         if self._went_back is not None:

@@ -322,12 +322,18 @@ class FakeExchange:
                 raise ValueError(f"the gradient of {self.skipped} is not finite")
             self.push.samples = 0
         server = self.client.server
+        if self.push.samples == 0 and not server.synchronous:  # There is no push.
+            return
         with server.condition:
             self.answer = server.push(self.step, self.push)
 
     def set_samples(self, samples: int) -> None:
         assert self.missing, "set_samples after the last ready()"
         self.push.samples = samples
+
+    def give_up(self, tensor: int) -> None:
+        assert self.missing - {tensor}, "give_up() of a push that is complete"
+        self.missing = {tensor}
 
     def wait(self, timeout: float | None = None) -> FakeResult:
         server = self.client.server
@@ -339,7 +345,7 @@ class FakeExchange:
                 server.wait(lambda: server.version > self.step, f"step {self.step}")
             if self.weights is not None:
                 self.client.bring(self.weights, pushed=True)
-            next_step = self.step + 1
+            next_step = self.step + (1 if self.answer else 0)
             return FakeResult(
                 server.version,
                 [server.version],
