@@ -25,8 +25,7 @@ log = logging.getLogger("psgrad")
 
 _SAMPLES_MAX = 2**32 - 1
 # With which an optimizer that servers do not know is used as one that they do.
-_STEPS_OF_ONE_BATCH = "--mode=diloco --optimizer=local --local_steps=1 --outer_lr=1 --outer_momentum=0"
-_NAME_MAX = 200  # Servers take no longer names.
+_STEPS_OF_ONE_BATCH = "--mode=diloco --local_steps=1 --outer_lr=1 --outer_momentum=0"
 
 
 class WrappingOptimizer(torch.optim.Optimizer):
@@ -111,8 +110,8 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
 
     Args:
         optimizer: SGD (plain, with momentum, nesterov), Adam, AdamW, Adagrad or RMSprop of torch.optim. Servers started
-            with --optimizer=from_worker do what it says. Groups may differ in lr and weight_decay. With servers
-            started with --optimizer=local (in local_sgd, diloco and easgd) it may be any: it stays the worker's own.
+            with --optimizer=from_worker do what it says. Groups may differ in lr and weight_decay. In local_sgd, diloco
+            and easgd it may be any: it stays the worker's own, as does each with servers' --optimizer=local.
         model: the module that holds the optimizer's parameters, in the host's memory: float32, or bfloat16 and float16,
             for which float32 masters are kept. Parameters in no group, or that require no gradient, stay as they are.
         server: HOST:PORT or unix:PATH of the first server; $PS_SERVER if None. ($PS_RANK, or else $RANK, is the rank to
@@ -182,9 +181,8 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
             settings = groups.settings(clip_norm)
         except ValueError as error:
             groups, unknown = OwnGroups(), error
-            # A name by which servers refuse it before it is a member.
-            kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-            settings = psgrad.OptimizerSettings(kind[-_NAME_MAX:], clip_norm=clip_norm)
+            # Where workers take steps of their own, it stays this one's own; elsewhere servers refuse it.
+            settings = psgrad.OptimizerSettings("local", clip_norm=clip_norm)
         self._entries = entries_of(model, optimizer, groups, buffers)
         _refuse_second(self._entries)
 
@@ -213,8 +211,8 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
             if unknown is None or "the worker's optimizer" not in str(refused):
                 raise
             raise ValueError(
-                f"{unknown}. In local_sgd, diloco and easgd --optimizer=local lets a worker step with any optimizer: "
-                f"psrun {_STEPS_OF_ONE_BATCH} has the mean of their steps after each batch"
+                f"{unknown}. In local_sgd, diloco and easgd workers step with any optimizer: psrun {_STEPS_OF_ONE_BATCH} "
+                "has the mean of their steps after each batch"
             ) from None
         life.Member.__init__(self, client)
         self._steps_here = client.local_steps is not None
