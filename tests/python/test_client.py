@@ -155,6 +155,24 @@ def test_a_tensor_without_a_gradient_is_absent(servers: ServerProcesses) -> None
         client.done()
 
 
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_push_that_is_given_up_leaves_its_step_to_the_next(servers: ServerProcesses, mode: str, ready: bool) -> None:
+    """Nothing of it counts, on any server."""
+    with join(servers.start(1, shards=2, mode=mode)) as client:
+        weights, first = arrays(0), arrays(100)
+        client.start(arrays(1), weights)
+        exchange = client.begin(0, first, weights, deferred=True)
+        if ready:
+            exchange.ready(0)
+        exchange.give_up(0)
+        first[0][...] = 200  # It is the caller's again.
+        result = client.push_pull(0, arrays(2), weights)
+        assert (result.version, result.answers) == (1, ["applied", "applied"])
+        assert all((array == 0).all() for array in weights)
+        client.done()
+
+
 def test_a_step_that_is_not_finite_changes_nothing_where_it_may_be_skipped(servers: ServerProcesses) -> None:
     """The result names the tensor."""
     with join(servers.start(1)) as client:

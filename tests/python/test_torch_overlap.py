@@ -167,11 +167,11 @@ def test_what_does_not_count_as_a_change_is_noticed_in_the_first_steps(
     assert largest_difference(weights_of(model), weights_of(expected)) < 1e-6
     assert caplog.text.count("was changed after backward()") == 1
     model = mlp()
-    optimizer = jobs().wrap(momentum(model), model, overlap="backward")
-    clipped_unseen(model, optimizer, 0, 0)
-    with pytest.raises(RuntimeError, match=r"was changed after backward\(\)"):
-        optimizer.step()
-    optimizer.empty_step()
+    with jobs().wrap(momentum(model), model, overlap="backward") as optimizer:
+        clipped_unseen(model, optimizer, 0, 0)
+        with pytest.raises(RuntimeError, match=r"was changed after backward\(\)"):
+            optimizer.step()
+        optimizer.empty_step()
 
 
 def test_a_gradient_that_is_not_finite_is_no_change(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
