@@ -109,8 +109,9 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         optimizer: SGD (plain, with momentum, nesterov), Adam, AdamW, Adagrad or RMSprop of torch.optim. Servers started
             with --optimizer=from_worker do what it says. Groups may differ in lr and weight_decay. With servers
             started with --optimizer=local (in local_sgd, diloco and easgd) it may be any: it stays the worker's own.
-        model: the module that holds the optimizer's parameters, in the host's memory: float32, or bfloat16 and float16,
-            for which float32 masters are kept. Parameters in no group, or that require no gradient, stay as they are.
+        model: the module that holds the optimizer's parameters, in the host's memory or on CUDA cards: float32, or
+            bfloat16 and float16, for which float32 masters are kept. Parameters in no group, or that require no
+            gradient, stay as they are.
         server: HOST:PORT or unix:PATH of the first server; $PS_SERVER if None. ($RANK, if set, is the rank to claim,
             and $PS_JOB the job.)
         overlap: "backward" sends each gradient while backward goes on; "none" sends all in step().

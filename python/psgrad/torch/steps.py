@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -194,8 +195,9 @@ class Steps(ABC):
     def close(self, why: str) -> None:  # noqa: B027
         """No gradient is sent any more; a backward pass raises with this reason until let_go()."""
 
-    def let_go(self) -> None:  # noqa: B027
+    def let_go(self) -> None:
         """The model is the user's again, as soon as nothing reads the gradients of the push under way any more."""
+        self.memory.staging.close()
 
 
 class PushGradients(Steps):
@@ -228,6 +230,10 @@ class PushGradients(Steps):
         self._sparse: set[int] = set()  # It was said of these.
         self._late_rate = False  # It was said.
         self._closed = ""  # Why no gradient can be sent any more.
+        self.memory.pin_gradients()
+        # Autograd has a thread for each device.
+        several = len({entry.device for entry in self.weights}) > 1
+        self._hook_lock = threading.Lock() if several else None
         self._hooks = [self._hook(entry) for entry in self.weights]
 
     def step(self, samples: int) -> psgrad.Result:
@@ -251,8 +257,9 @@ class PushGradients(Steps):
                 'the next one (overlap="none" tells it with this one)',
                 step,
             )
-        remaining = [(entry.index, self._address(entry)) for entry in unsent]
+        self.memory.staging.flush()
         buffers = self.memory.take_buffers()
+        remaining = [(entry.index, self._source(entry)) for entry in unsent]
         remaining.extend((entry.index, self.memory.gradients[entry.index].data_ptr()) for entry in buffers)
         return self._end(remaining, samples)
 
@@ -278,7 +285,7 @@ class PushGradients(Steps):
     # ---- In backward
 
     def _hook(self, entry: Entry) -> torch.utils.hooks.RemovableHandle:
-        index, fits, accumulate = entry.index, entry.in_place, self._accumulate
+        index, fits, accumulate, on_card = entry.index, entry.in_place, self._accumulate, entry.device is not None
         fires, sent, versions = self._fires, self._sent, self._versions
         strided, float32 = torch.strided, torch.float32
 
@@ -301,6 +308,9 @@ class PushGradients(Steps):
             gradient = parameter.grad
             if fits and gradient.layout is strided and gradient.is_contiguous() and gradient.dtype is float32:  # type: ignore[union-attr]
                 address = gradient.data_ptr()  # type: ignore[union-attr]
+            elif on_card:
+                self._stage(index, gradient)
+                return
             else:
                 address = self._copied(index, gradient)
             sent[index] = gradient
@@ -309,7 +319,8 @@ class PushGradients(Steps):
             self._ready_at(index, address)  # type: ignore[misc]
 
         parameter: Any = entry.tensor
-        return cast("torch.utils.hooks.RemovableHandle", parameter.register_post_accumulate_grad_hook(hook))
+        chosen = hook if self._hook_lock is None else _locked(self._hook_lock, hook)
+        return cast("torch.utils.hooks.RemovableHandle", parameter.register_post_accumulate_grad_hook(chosen))
 
     def _backward_aside(self) -> None:
         if self._closed:
@@ -328,15 +339,27 @@ class PushGradients(Steps):
 
     def _copied(self, index: int, gradient: torch.Tensor | None) -> int:
         """The address of a float32, contiguous copy."""
-        assert gradient is not None
         target = self.memory.gradients[index]
+        with torch.no_grad():
+            target.copy_(self._dense(index, gradient))
+        return target.data_ptr()
+
+    def _stage(self, index: int, gradient: torch.Tensor | None) -> None:
+        """Has a gradient on a card sent as soon as it is in the host's memory."""
+        assert gradient is not None
+        self._sent[index] = gradient
+        self._versions[index] = gradient._version
+        self._unsent -= 1
+        self.memory.staging.send(index, self._dense(index, gradient), self.memory.gradients[index])
+
+    def _dense(self, index: int, gradient: torch.Tensor | None) -> torch.Tensor:
+        assert gradient is not None
         strided = gradient.layout is torch.strided
         if not strided and index not in self._sparse:
             self._sparse.add(index)
             log.warning("%s: its sparse gradient is made dense to be sent", self.memory.entries[index].name)
         with torch.no_grad():
-            target.copy_(gradient if strided else gradient.to_dense())
-        return target.data_ptr()
+            return gradient if strided else gradient.to_dense()
 
     def _begin(self) -> None:
         if self._closed:
@@ -349,7 +372,7 @@ class PushGradients(Steps):
         self._exchange = self.client.begin(
             progress.step,
             self._empty,
-            self.memory.weight_buffers,
+            self.memory.weight_buffers_later,
             version=progress.version,
             versions=progress.versions,
             samples=self._told_samples,
@@ -359,6 +382,7 @@ class PushGradients(Steps):
             deferred=True,
         )
         self._ready_at = self._exchange.ready_at
+        self.memory.staging.begin(f"rank {self.client.rank}, step {progress.step}", self._ready_at)
 
     # ---- In step()
 
@@ -379,8 +403,8 @@ class PushGradients(Steps):
                 "drop this step: opt.empty_step()"
             )
 
-    def _address(self, entry: Entry) -> int | None:
-        """Where the gradient of a weight is that is to be sent now; None: it has none."""
+    def _source(self, entry: Entry) -> int | torch.Tensor | None:
+        """The address of a weight's gradient that is to be sent now; or the gradient, on a card; None: it has none."""
         gradient = entry.tensor.grad
         if gradient is None:
             return None
@@ -388,25 +412,33 @@ class PushGradients(Steps):
         plain = entry.in_place and gradient.layout is torch.strided and gradient.dtype is torch.float32
         if plain and gradient.is_contiguous():
             return gradient.data_ptr()
-        return self._copied(entry.index, gradient)
+        return self._copied(entry.index, gradient) if entry.device is None else self._dense(entry.index, gradient)
 
     def _drop(self) -> psgrad.Result:
         """Makes the push under way an empty contribution, and waits for its weights."""
         zeros = self.memory.zeros_address()
         return self._end([(entry.index, zeros) for entry in self.pushed if self._sent[entry.index] is None], 0)
 
-    def _end(self, remaining: Sequence[tuple[int, int | None]], samples: int) -> psgrad.Result:
+    def _end(self, remaining: Sequence[tuple[int, int | torch.Tensor | None]], samples: int) -> psgrad.Result:
+        memory, staging = self.memory, self.memory.staging
+        followed = bool(memory.on_cards) and self.client.exact_versions  # Else no tensor's weights come by themselves.
         exchange, ready_at = self._exchange, self._ready_at
         assert exchange is not None
         assert ready_at is not None
         try:
             if samples != self._told_samples:
                 exchange.set_samples(samples)
-            for index, address in remaining:
-                if address is None:
+            staging.settle()
+            for index, source in remaining:
+                if source is None:
                     exchange.absent(index)
+                elif isinstance(source, torch.Tensor):
+                    staging.send(index, source, memory.gradients[index])
                 else:
-                    ready_at(index, address)
+                    ready_at(index, source)
+            staging.drain()
+            if followed:
+                memory.follow(exchange)
             result = exchange.wait()
         finally:
             self._forget()
@@ -414,11 +446,12 @@ class PushGradients(Steps):
         if not result.answers:
             # What has arrived of it is dropped by the next push of this number, which differs in what it says passed.
             self.progress.jumped_over += self._told_samples
-        return self._took(result)
+        return self._took(result, followed)
 
-    def _took(self, result: psgrad.Result) -> psgrad.Result:
-        self.progress.ended(result, self.memory.weight_buffers)
-        self.memory.publish()
+    def _took(self, result: psgrad.Result, followed: bool = False) -> psgrad.Result:
+        # Where weights are followed, no other ones are pulled after them.
+        self.progress.ended(result, self.memory.weight_buffers_later if followed else self.memory.weight_buffers)
+        self.memory.publish(followed)
         return result
 
     def _forget(self) -> None:
@@ -453,3 +486,12 @@ class PushGradients(Steps):
         for handle in self._hooks:
             handle.remove()
         self._hooks = []
+        super().let_go()
+
+
+def _locked(lock: threading.Lock, hook: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    def locked(parameter: torch.Tensor) -> None:
+        with lock:
+            hook(parameter)
+
+    return locked
