@@ -242,6 +242,7 @@ class Staging:
         self._ready_at: Callable[[int, int], None] | None = None
         self._sender: _Sender | None = None
         self._pins: list[Callable[[], None]] = []
+        self._said = False
         # The memory may be freed without close(). The process's end needs nothing.
         self._unpins = weakref.finalize(self, _call_all, self._pins)
         self._unpins.atexit = False
@@ -252,7 +253,9 @@ class Staging:
             try:
                 self._pins.append(self._lane(device).device.pin(memory))
             except RuntimeError as error:
-                log.warning("gradients and weights are copied to and from %s more slowly: %s", device, error)
+                if not self._said:
+                    log.warning("gradients and weights are copied to and from %s more slowly: %s", device, error)
+                self._said = True
 
     # ---- To the host
 
@@ -266,7 +269,7 @@ class Staging:
     def send(self, index: int, gradient: torch.Tensor, host: torch.Tensor) -> None:
         """Has the gradient, which its card may still be computing, sent from the host's memory once it is there.
 
-        Small ones wait for others, or for flush(). Never blocks. The gradient must not change until drain().
+        Small ones wait for others, or for fetch() or drain(). Never blocks. The gradient must not change until drain().
         """
         lane = self._lane_of(gradient)
         assert lane is not None
@@ -279,14 +282,9 @@ class Staging:
         if lane.waiting_bytes >= _BATCH_BYTES:
             self._flush(lane)
 
-    def flush(self) -> None:
-        for lane in self._lanes.values():
-            if lane.waiting:
-                self._flush(lane)
-
     def drain(self) -> None:
         """Waits until all gradients are sent. TimeoutError; and what the sending raised."""
-        self.flush()
+        self._flush_all()
         if self._sender is not None:
             self._sender.drain(self._where)
 
@@ -300,6 +298,7 @@ class Staging:
             else:
                 by_lane.setdefault(lane, []).append((tensor, host))
         events = []
+        self._flush_all()
         for lane, some in by_lane.items():
             lane.follow_computation()
             lane.device.copy_out(some)
@@ -358,6 +357,11 @@ class Staging:
         self._unpins.detach()
         _stuck.append(self)
         log.warning("%s: a card still copies gradients or weights; their memory is kept", self._worker)
+
+    def _flush_all(self) -> None:
+        for lane in self._lanes.values():
+            if lane.waiting:
+                self._flush(lane)
 
     def _flush(self, lane: _Lane) -> None:
         waiting, lane.waiting, lane.waiting_bytes = lane.waiting, [], 0

@@ -257,7 +257,6 @@ class PushGradients(Steps):
                 'the next one (overlap="none" tells it with this one)',
                 step,
             )
-        self.memory.staging.flush()
         buffers = self.memory.take_buffers()
         remaining = [(entry.index, self._source(entry)) for entry in unsent]
         remaining.extend((entry.index, self.memory.gradients[entry.index].data_ptr()) for entry in buffers)
