@@ -17,7 +17,7 @@ import fake_client
 from fake_card import POISON, Cards, Stream, on_cards, watch
 from fake_client import LocalSteps
 from server_processes import Restartable
-from torch_support import Job, Jobs, largest_difference, loss_of, mlp, ps_server, seeded, weights_of
+from torch_support import JOIN_S, Job, Jobs, largest_difference, loss_of, mlp, ps_server, seeded, weights_of
 
 from psgrad.torch import staging  # isort: skip
 
@@ -267,6 +267,99 @@ def test_gradients_of_another_stream_are_copied_after_that(cards: Any) -> None:
         assert card.batches == [1, 2, 1]
         assert sent == [(index, index + 1.0) for index in range(4)]
         stage.close()
+
+
+def test_what_a_failed_step_leaves_is_not_sent_with_the_next(cards: Any) -> None:
+    with cards():
+        stage = staging.Staging("rank 0")
+        sent: list[str] = []
+        host = torch.zeros(3)
+        stage.begin("step 0", lambda index, _: sent.append(f"step 0: {index}"))
+        stage.send(0, torch.ones(3), host)
+        stage.begin("step 1", lambda index, _: sent.append(f"step 1: {index}"))
+        stage.send(1, torch.ones(3), host)
+        stage.drain()
+        assert sent == ["step 1: 1"]
+        stage.close()
+
+
+def test_weights_are_not_written_while_they_may_be_read(fakes: Jobs, cards: Any) -> None:
+    """As by an evaluation between backward() and step()."""
+    with cards() as made:
+        model = mlp()
+        watch(model, made)
+        with fakes().wrap(momentum(model), model) as optimizer:
+            loss_of(model, 0, 0).backward()
+            model(torch.ones(2, 6))
+            optimizer.step()
+            model(torch.ones(2, 6))
+            optimizer.pull()
+            model(torch.ones(2, 6))
+            optimizer.empty_step()
+
+
+class Half(torch.nn.Module):
+    """A head that not every worker uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Linear(6, 4)
+        self.head = torch.nn.Linear(4, 3)
+
+
+def test_a_worker_that_copies_no_gradient_gets_new_weights(jobs: Jobs, cards: Any) -> None:
+    """The body is in the host's memory. Rank 1 does not use the head."""
+
+    def run(made: Cards | None) -> list[dict[str, torch.Tensor]]:
+        job = jobs(2)
+
+        def work() -> dict[str, torch.Tensor]:
+            model = seeded(Half)
+            if made is not None:
+                watch(model, made)
+            with job.wrap(momentum(model), model) as optimizer:
+                for step in range(STEPS):
+                    optimizer.zero_grad()
+                    body = model.body(torch.full((2, 6), step + 1.0))
+                    (model.head(body) if optimizer.rank == 0 else body).square().mean().backward()
+                    optimizer.step()
+            return weights_of(model)
+
+        return job.run(work)
+
+    expected = run(None)
+    for seed in SEEDS:
+        with cards(seed, lambda tensor: 0 if tensor.shape[0] == 3 else None) as made:
+            assert equal(run(made), expected)
+
+
+def test_hooks_of_several_cards_come_one_after_the_other(
+    fakes: Jobs, cards: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autograd has a thread for each card."""
+    both = threading.Barrier(2)
+    begun: list[int] = []
+    plain = fake_client.FakeClient.begin
+
+    def begin(self: Any, *arguments: Any, **options: Any) -> Any:
+        begun.append(threading.get_ident())
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # Two that come here at the same time go on at once.
+        return plain(self, *arguments, **options)
+
+    with cards(0, lambda tensor: 0 if tensor.shape[0] == 3 else 1):
+        model = mlp()
+        optimizer = fakes().wrap(momentum(model), model)
+        monkeypatch.setattr(fake_client.FakeClient, "begin", begin)
+        losses = [model[0](torch.ones(2, 6)).sum(), model[2](torch.ones(2, 5)).sum()]
+        threads = [threading.Thread(target=loss.backward) for loss in losses]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(JOIN_S)
+        assert len(begun) == 1
+        optimizer.step()
+        optimizer.finish()
 
 
 def test_no_hook_waits_for_the_card(fakes: Jobs, cards: Any) -> None:
