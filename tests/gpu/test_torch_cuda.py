@@ -9,6 +9,7 @@ operations give: a server on the CPU and torch.optim.SGD on the card then agree 
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import sys
 from pathlib import Path
@@ -138,6 +139,7 @@ def test_weights_are_not_written_while_the_card_still_reads_them(reals: Jobs) ->
 
 def test_memory_of_the_card_does_not_grow(reals: Jobs) -> None:
     """A float32 model needs no more of it than the optimizer's state would, which the servers have."""
+    gc.collect()  # What other tests have left.
     plain = model_of()
     torch.cuda.reset_peak_memory_stats()
     train(plain, sgd(plain))
@@ -151,7 +153,7 @@ def test_memory_of_the_card_does_not_grow(reals: Jobs) -> None:
         after_three = torch.cuda.memory_allocated()
         train(model, optimizer)
         torch.cuda.synchronize()
-        assert torch.cuda.memory_allocated() == after_three
+        assert torch.cuda.memory_allocated() <= after_three
         assert torch.cuda.max_memory_allocated() <= most_plain
 
 

@@ -441,8 +441,29 @@ def test_a_card_that_hangs_is_given_up(fakes: Jobs, cards: Any, monkeypatch: pyt
         with pytest.raises(TimeoutError, match=r"cuda:0 has not done so within 0"):
             optimizer.step()
         optimizer.leave("the card hangs")
-        assert "rank 0: a card still copies gradients or weights" in caplog.text
+        assert "rank 0: memory of gradients and weights is not freed: the last copies are to end" in caplog.text
         assert made.pinned
+        staging._stuck.clear()
+
+
+def test_a_card_that_is_broken_does_not_keep_a_worker_from_leaving(
+    fakes: Jobs, cards: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    job = fakes()
+    with cards():
+        model = mlp()
+        optimizer = job.wrap(momentum(model), model)
+        loss_of(model, 0, 0).backward()
+        monkeypatch.setattr("fake_card.Card.record", fail)
+        with pytest.raises(RuntimeError, match="device-side assert"):
+            optimizer.step()
+        optimizer.leave("the card is broken")
+        assert job.server is not None
+        assert job.server.left == {0: "the card is broken"}
+        assert "not freed: CUDA error: device-side assert triggered" in caplog.text
         staging._stuck.clear()
 
 

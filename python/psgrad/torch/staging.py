@@ -114,12 +114,13 @@ def page_ranges(memory: Iterable[torch.Tensor], page: int) -> list[tuple[int, in
     return ranges
 
 
-def _await(device: Device, event: Any, what: str) -> None:
+def _await(device: Device, event: Any, what: str, timeout_s: float | None = None) -> None:
     """TimeoutError, with `what`, if the event does not happen."""
-    end = time.monotonic() + _CARD_S
+    timeout_s = _CARD_S if timeout_s is None else timeout_s
+    end = time.monotonic() + timeout_s
     while not device.happened(event):
         if time.monotonic() >= end:
-            raise TimeoutError(f"{what}: {device} has not done so within {_CARD_S:.0f} s")
+            raise TimeoutError(f"{what}: {device} has not done so within {timeout_s:.0f} s")
         time.sleep(_POLL_S)
 
 
@@ -197,13 +198,14 @@ class _Sender:
         if not done:
             raise TimeoutError(f"{what}: gradients have not come to the host's memory within {_CARD_S:.0f} s")
 
-    def close(self) -> bool:
-        """Whether the thread has ended."""
+    def close(self) -> None:
+        """TimeoutError, if the thread does not end."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
         self._thread.join(_CLOSE_S)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            raise TimeoutError(f"{len(self._sendings)} times gradients have not been copied within {_CLOSE_S:.0f} s")
 
     def _run(self) -> None:
         while True:
@@ -340,23 +342,24 @@ class Staging:
                 lane.arrived = None
 
     def close(self) -> None:
-        """Nothing is copied any more afterwards."""
+        """Nothing is copied any more afterwards. Never raises: memory that a card may still copy is kept, and named."""
         if not self._unpins.alive:
             return
-        sender, self._sender = self._sender, None
-        quiet = sender is None or sender.close()
-        end = time.monotonic() + _CLOSE_S
+        self._ready_at = None
         for lane in self._lanes.values():
-            event = lane.device.record(lane.device.copies)
-            while not (happened := lane.device.happened(event)) and time.monotonic() < end:
-                time.sleep(_POLL_S)
-            quiet = quiet and happened
-        if quiet:
-            self._unpins()
+            lane.waiting = []
+        sender, self._sender = self._sender, None
+        try:
+            if sender is not None:
+                sender.close()
+            for lane in self._lanes.values():
+                _await(lane.device, lane.device.record(lane.device.copies), "the last copies are to end", _CLOSE_S)
+        except (RuntimeError, TimeoutError) as error:  # CUDA's errors are of the former class.
+            self._unpins.detach()
+            _stuck.append(self)
+            log.warning("%s: memory of gradients and weights is not freed: %s", self._worker, error)
             return
-        self._unpins.detach()
-        _stuck.append(self)
-        log.warning("%s: a card still copies gradients or weights; their memory is kept", self._worker)
+        self._unpins()
 
     def _flush_all(self) -> None:
         for lane in self._lanes.values():
