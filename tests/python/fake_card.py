@@ -112,10 +112,8 @@ class Card(staging.Device):
     def wait(self, stream: Stream, event: Event) -> None:
         with self.cards.lock:
             stream.knows = max(stream.knows, event.at if event.stream is not stream else 0)
-            if (
-                event.stream is self.copies
-            ):  # What is computed is computed at once, so what it waits for has to be done.
-                self._do(event.at)
+            if event.stream is self.copies:
+                self._do(event.at)  # What is computed is computed at once, so what it waits for has to be done.
             self._something()
 
     def happened(self, event: Event) -> bool:
