@@ -125,7 +125,8 @@ ChiefOptions MakeChiefOptions(const ServerOptions& options) {
           .max_shard_elements = MaxShardElements(options),
           .settings = SharedSettings(options),
           .wire = WireFormatOf(options),
-          .hands_out_runs = options.budget == "job"};
+          .hands_out_runs = options.budget == "job",
+          .returns_stale_runs = options.stale_runs == "return"};
 }
 
 constexpr std::chrono::milliseconds kLook(50);  // Whether a stop was asked for.
@@ -394,6 +395,7 @@ absl::Status Server::Wait() {
   grpc_->Shutdown(std::chrono::system_clock::now() +
                   (phase == v1::PHASE_FINISHED ? std::chrono::milliseconds(kFinishLinger) : kShutdownGrace));
   metrics_->Write("end", {{"version", shard_->Status(Now()).version()}, {"phase", v1::Phase_Name(phase)}});
+  if (phase == v1::PHASE_FINISHED && !failure.empty()) return absl::DataLossError(failure);
   return phase == v1::PHASE_FAILED ? absl::AbortedError(failure) : absl::OkStatus();
 }
 

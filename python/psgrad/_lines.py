@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 READ_BYTES = 64 << 10
 _LINE_BYTES_MAX = 64 << 10
+_ERROR_BYTES_MAX = 500
 # When so much is there that nobody has read, the processes wait, as they would for a pipe.
 _QUEUED_BYTES_MAX = 1 << 20
 
@@ -52,6 +53,25 @@ class Lines:
         if len(line) <= _LINE_BYTES_MAX:
             return [line]
         return [line[at : at + _LINE_BYTES_MAX] for at in range(0, len(line), _LINE_BYTES_MAX)]
+
+
+class LastError:
+    """The last line of the last traceback among lines that have this prefix, as in "ValueError: no such file"."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix.encode()
+        self._inside = False
+        self.text = ""
+
+    def feed(self, lines: bytes) -> None:
+        """Takes whole lines."""
+        for whole in lines.splitlines():
+            line = whole.removeprefix(self._prefix)
+            if line == b"Traceback (most recent call last):":
+                self._inside = True
+            elif self._inside and line and not line[:1].isspace():  # What is in between is indented.
+                self._inside = False
+                self.text = line[:_ERROR_BYTES_MAX].decode(errors="replace")
 
 
 class Sink(ABC):

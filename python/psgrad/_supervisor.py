@@ -19,10 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from psgrad._lines import READ_BYTES, Lines, Sink
+from psgrad._lines import READ_BYTES, LastError, Lines, Sink
 
-# One that failed because of another may end first.
-_BLAME_S = 1.0
+# One that failed because of another may end first; an interpreter with torch takes a while to end.
+_BLAME_S = 10.0
+# A worker that ends by one of these does so because of another, or of a server.
+_ERRORS_OF_OTHERS = tuple(f"psgrad.{name}" for name in ("JobFailed", "ShutDown", "Unavailable", "Cancelled"))
 # Processes that a child has left behind hold its pipes open.
 _DRAIN_S = 1.0
 # A worker that failed is started again after 1 s, 2 s, 4 s, … and at most so long; after a longer life than this it
@@ -30,6 +32,12 @@ _DRAIN_S = 1.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _LONG_LIFE_S = 60.0
+# When workers have ended well, servers of a job that has begun end so soon, and other workers most often do; then the
+# chief is asked how the job is, which may take so long, and again after pauses that grow to this.
+_SOON_S = 1.0
+_ASK_S = 5.0
+_ASK_ALL_S = 30.0  # And so long where it asks several servers.
+_LONGEST_ASK_PAUSE_S = 16.0
 # What a pipe holds: the kernel's default for what a user without privileges may ask for.
 _PIPE_BYTES_MAX = 1 << 20
 
@@ -105,6 +113,11 @@ class Process(ABC):
         return self.ending is not None and not self.ending.ok
 
     @property
+    def error(self) -> str:
+        """The exception that it failed by, in a line, if it has shown one."""
+        return ""
+
+    @property
     def blames_another(self) -> bool:
         """It failed, most likely because another one did, which may take a moment longer to end."""
         return False
@@ -143,8 +156,18 @@ class Child(Process):
         assert self._popen.stderr is not None
         self.stdout = self._popen.stdout.fileno()
         self.stderr = self._popen.stderr.fileno()
+        self.last_error = LastError(f"[{name}] ")
         for pipe in (self.stdout, self.stderr):
             os.set_blocking(pipe, False)
+
+    @property
+    def error(self) -> str:
+        # An interpreter ends with 1 after a traceback; other statuses are the script's own.
+        return self.last_error.text if self.ending is not None and self.ending.status == 1 else ""
+
+    @property
+    def blames_another(self) -> bool:
+        return self.error.startswith(_ERRORS_OF_OTHERS)
 
     def look(self) -> None:
         if self.ending is None:
@@ -182,6 +205,14 @@ class Server(Child):
     def blames_another(self) -> bool:
         # 1 is also how it ends when the job has failed, which most often is a worker's doing.
         return self.ending is not None and self.ending.status == 1 and self.address is not None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job, as its chief says."""
+
+    has_begun: bool
+    workers: int
 
 
 class Failed(Exception):
@@ -348,20 +379,77 @@ class Supervisor:
             self._wait(lambda: not self._culprit_may_follow(), _BLAME_S)
             failed = self._failed()
             assert failed is not None
-            self._read_last_words(failed)
             raise Failed(failed)
         return met
 
-    def await_workers(self) -> None:
-        """All workers have ended well. Stopped; Failed."""
-        self.until(lambda: not any(worker.running or self._is_awaited(worker) for worker in self.workers))
+    def await_workers(self, *, others_may_come: bool = False) -> None:
+        """All workers have ended well. Stopped; Failed, also if one has ended before the job has begun, for which the
+        others would wait. Where others may come that is only said.
+        """
+        self.until(lambda: self._workers_have_ended() or (bool(self.servers) and self._ended_well() is not None))
+        pause_s: float | None = _SOON_S if self.servers else None
+        while not self.until(self._workers_have_ended, pause_s):
+            assert pause_s is not None
+            pause_s = min(2 * pause_s, _LONGEST_ASK_PAUSE_S)
+            job, early = self.ask_job(), self._ended_well()
+            if job is not None and job.has_begun:
+                pause_s = None
+            elif job is not None and job.workers > 0 and early is not None:
+                text = f"{early.name} {early.ending} before it joined the job, and others wait for it"
+                if not others_may_come:
+                    raise Failed(early, text)
+                self._sink.put(2, f"psrun: {text}, or for one that is started elsewhere\n".encode())
+                pause_s = None
+
+    def _workers_have_ended(self) -> bool:
+        return not any(worker.running or self._is_awaited(worker) for worker in self.workers)
+
+    def _ended_well(self) -> Process | None:
+        return next((worker for worker in self.workers if worker.ending is not None and worker.ending.ok), None)
+
+    def end_unused_servers(self, timeout_s: float) -> bool:
+        """The workers have ended well. If nobody has joined the job, ends its servers; False if somebody has."""
+        if self.await_servers_end(min(_SOON_S, timeout_s)):
+            return False
+        job = self.ask_job()
+        if job is None or job.has_begun or job.workers > 0:
+            return False
+        self._ps_ctl("shutdown")
+        self.await_servers_end(timeout_s)  # Else end() ends them.
+        return True
+
+    def await_servers_end(self, timeout_s: float) -> bool:
+        """False if one still runs then. Stopped; Failed."""
+        return self.until(self._servers_have_ended, timeout_s)
+
+    def _servers_have_ended(self) -> bool:
+        return not any(server.running for server in self.servers)
+
+    def ask_job(self) -> Job | None:
+        """None if the chief does not answer."""
+        status = self._ps_ctl("status")
+        stage = re.search("^job .*: ([a-z ]+),", status, re.MULTILINE)
+        workers = re.search("^workers: ([0-9]+)", status, re.MULTILINE)
+        if stage is None or workers is None:
+            return None
+        return Job(has_begun=stage[1] != "gathering", workers=int(workers[1]))
+
+    def _ps_ctl(self, command: str) -> str:
+        """What it prints; nothing if it fails."""
+        if not all(server.running for server in self.servers):
+            return ""
+        with contextlib.suppress(FileNotFoundError, subprocess.TimeoutExpired):
+            ask = [find_program("ps_ctl"), f"--server={self.servers[0].address}", f"--timeout={_ASK_S:g}s", command]
+            done = subprocess.run(ask, capture_output=True, text=True, check=False, timeout=_ASK_ALL_S)
+            return done.stdout if done.returncode == 0 else ""
+        return ""
 
     def await_servers(self, timeout_s: float, waited_s: float = 0) -> None:
         """The workers have ended well, so the servers will, too. Stopped; Failed, also if one still runs in the end.
 
         waited_s: so much of the time has passed.
         """
-        if not self.until(lambda: not any(server.running for server in self.servers), timeout_s - waited_s):
+        if not self.await_servers_end(timeout_s - waited_s):
             late = next(server for server in self.servers if server.running)
             raise Failed(
                 late,
@@ -390,6 +478,9 @@ class Supervisor:
         return ends and any(one.running for one in self.processes)
 
     def _culprit_may_follow(self) -> bool:
+        for process in self.processes:
+            if process.failed:  # What it says may tell whom to blame.
+                self._read_last_words(process)
         failed = self._failed()
         return failed is not None and failed.blames_another and any(worker.running for worker in self.workers)
 
@@ -438,6 +529,8 @@ class Supervisor:
         text = lines.feed(data) if data else lines.end()
         if isinstance(child, Server) and child.address is None and fd == 1:
             child.address = _address_in(text)
+        if fd == 2:
+            child.last_error.feed(text)
         self._sink.put(fd, text)
 
     def _read_what_is_there(self, child: Child) -> None:
@@ -458,6 +551,10 @@ class Supervisor:
         for process in self.processes:
             if not process.running:
                 process.release()
+        self.write_out()
+
+    def write_out(self) -> None:
+        """Writes what the sink has, if somebody reads it."""
         self._wait(lambda: self._sink.fd is None, _DRAIN_S)
 
     def _end(self, processes: Sequence[Process], signals: Sequence[int], grace_s: float) -> None:
@@ -523,17 +620,23 @@ def _numbered(path: str, number: int) -> str:
 
 
 def worker_environment(
-    rank: int, local_rank: int, world: int, local_world: int, server: str, job: str
-) -> dict[str, str]:
-    """What a worker finds in its environment, beside what is there already."""
-    environment = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_WORLD_SIZE": str(local_world),
+    rank: int, local_rank: int, world: int, local_world: int, server: str, job: str, torch_env: bool = False
+) -> dict[str, str | None]:
+    """What a worker finds in its environment, beside what is there already; None is for what it must not find.
+
+    torch_env: also torchrun's names. Libraries take these for a process group that they are to join; so without it
+    those of a launcher around this process, whose place they tell, are taken away.
+    """
+    place = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local_world}
+    environment: dict[str, str | None] = {
         "PS_SERVER": server,
         "PS_JOB": job,
+        "PS_RANK": str(rank),
+        "PS_NUM_WORKERS": str(world),
+        "PS_LOCAL_RANK": str(local_rank),
+        "PS_LOCAL_NUM_WORKERS": str(local_world),
     }
+    environment |= {name: str(value) if torch_env else None for name, value in place.items()}
     if "OMP_NUM_THREADS" not in os.environ:  # Else each worker would take all cores.
         cores = len(os.sched_getaffinity(0))
         environment["OMP_NUM_THREADS"] = str(max(1, cores // local_world))

@@ -20,6 +20,8 @@ LocalSteps = _core.LocalSteps
 _log = logging.getLogger("psgrad")
 # Signals and the client's notices are looked at so often during a wait.
 _POLL_S = 0.2
+# As servers say it that were started with an optimizer.
+_OPTIMIZER_DIFFERS = "the worker's optimizer differs from the servers'"
 # What Ctrl-C has interrupted is given so long to end.
 _STOP_S = 0.5
 
@@ -162,6 +164,17 @@ class Exchange:
         """
         return self._core.set_samples(samples)
 
+    def give_up(self, tensor: int) -> None:
+        """Ends a push that is not complete. It counts nowhere, and the next one may be of the same step.
+
+        ``tensor`` is a weight, and another tensor is not ready yet: so no server has the whole push, and each drops
+        what it has of it for the next one. Waits until nothing reads the gradients any more.
+        """
+        for _ in range(2):  # A tensor that is ready twice ends an exchange (ps/client.h).
+            self._core.absent(tensor)
+        with contextlib.suppress(ValueError):
+            self.wait()
+
     def wait_tensor(self, tensor: int, timeout: float | None = None) -> None:
         """Waits until this tensor's new weights are in place. TimeoutError after ``timeout`` seconds."""
         if self._went_back is not None:
@@ -293,7 +306,14 @@ class Client:
             for each in layout
         ]
         core = _core.Client(options, specs)
-        _call(core.join(), core)
+        try:
+            _call(core.join(), core)
+        except _core.Refused as refused:
+            if _OPTIMIZER_DIFFERS not in str(refused):
+                raise
+            raise _core.Refused(
+                f"{refused}; servers that are started with --optimizer=from_worker do what the worker's optimizer says"
+            ) from None
         return cls(core, layout)
 
     # ---- What it has joined

@@ -7,13 +7,12 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from psgrad._lines import Output
-from psgrad._supervisor import OWN_FLAGS, Failed, Stopped, Supervisor, find_program, worker_environment
+from psgrad._supervisor import OWN_FLAGS, Failed, Stopped, Supervisor, worker_environment
 
 _USAGE = """\
 usage: psrun [flags] SCRIPT.py [argument …]
@@ -35,23 +34,26 @@ a second Ctrl-C kills them at once.
   --min_workers=N         workers may come and go, as long as there are N; and
   --max_workers=N         as long as there are not more than N. Both go to ps_server, with --budget=job, by which
                           samples are handed out
+  --torch_env             workers find torchrun's RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE, too. Hugging
+                          Face's Trainer and Accelerate would take these for a process group to join
   --FLAG=VALUE            any other flag goes to ps_server, as in --mode=asp --staleness=3 (see ps_server --help). The
                           optimizer is the script's unless --optimizer says otherwise. With several servers, each has a
                           metrics file of its own: --metrics_file=a.jsonl makes a.0.jsonl, a.1.jsonl, …
 
-Workers find RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, PS_SERVER, PS_JOB and, unless it is set, OMP_NUM_THREADS in
-their environment.
+Workers find PS_SERVER, PS_JOB, PS_RANK, PS_NUM_WORKERS, PS_LOCAL_RANK, PS_LOCAL_NUM_WORKERS and, unless it is set,
+OMP_NUM_THREADS in their environment.
 
 On several machines, start ps_server by hand and on each machine psrun --server=ADDRESS --workers=N. The ranks follow
 from torchrun's RANK and WORLD_SIZE, which may be set by hand, or else from Slurm's SLURM_PROCID and SLURM_NTASKS: each
 of their processes stands for N workers. Under torchrun psrun is not needed: a script needs only PS_SERVER beside it.
 
-Exit status: 0 if all ended with 0, or were started again and the job ended well; 1 if one failed; 2 for a wrong flag;
-130 after Ctrl-C, 143 after SIGTERM.
+Exit status: 0 if all ended with 0, or were started again and the job ended well; that of the first worker that failed,
+or 1 if it was killed or a server failed; 2 for a wrong flag; 130 after Ctrl-C, 143 after SIGTERM. The first failure is
+the last line that psrun writes.
 """
 
+_RUNNER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_script.py")
 _TRUE = ("true", "t", "yes", "y", "1")  # As ps_server's flags have it.
-_ASK_LIMIT_S = 30.0  # For ps_ctl to tell what several servers say.
 _EXIT_FAILED = 1
 _EXIT_USAGE = 2
 _EXIT_SIGNAL = 128  # Plus its number, as shells have it.
@@ -78,6 +80,7 @@ class Options:
     server_timeout_s: float
     max_restarts: int
     elastic: bool  # Workers come and go.
+    torch_env: bool  # They find torchrun's names in their environment.
     server_flags: dict[str, str]  # By name.
 
 
@@ -96,7 +99,9 @@ def parse(arguments: Sequence[str]) -> Options:
             raise HelpAsked
         name, equals, value = flag.lstrip("-").partition("=")
         name = name.replace("-", "_")
-        if name in _OWN:
+        if name == "torch_env":
+            own[name] = value if equals else "true"
+        elif name in _OWN:
             if not equals:  # As in --workers 4.
                 if not rest:
                     raise UsageError(f"{flag}: a value is missing")
@@ -122,6 +127,7 @@ def parse(arguments: Sequence[str]) -> Options:
         server_timeout_s=_seconds("server_timeout", own, 30),
         max_restarts=_count("max_restarts", own, 3 if elastic else 0, least=0),
         elastic=elastic,
+        torch_env=own.get("torch_env", "false").lower() in _TRUE,
         server_flags=for_servers,
     )
     if options.server is not None and (for_servers or "servers" in own):
@@ -136,13 +142,15 @@ def _command(rest: list[str], flags: Mapping[str, str]) -> list[str]:
     elif rest and rest[0] == "-m":
         if len(rest) == 1:
             raise UsageError("-m: the module is missing")
-        return [sys.executable, *rest]
+        return [sys.executable, _RUNNER, *rest]
     if not rest:
         raise UsageError("the script is missing")
-    if not os.path.exists(rest[0]):
+    script = rest[0]
+    if not os.path.exists(script):
         hint = "; flags of ps_server are given as --FLAG=VALUE" if flags else ""
-        raise UsageError(f"{rest[0]}: there is no such script{hint}")
-    return [sys.executable, *rest]
+        raise UsageError(f"{script}: there is no such script{hint}")
+    is_source = os.path.isfile(script) and not script.endswith((".pyc", ".pyz", ".zip"))
+    return [sys.executable, *([_RUNNER] if is_source else []), *rest]
 
 
 def _count(name: str, flags: Mapping[str, str], otherwise: int = 1, least: int = 1) -> int:
@@ -221,21 +229,29 @@ class Run:
     def run(self) -> int:
         """The exit status."""
         self._watch_signals()
+        last_words = ""
         try:
             self._start()
-            self._supervisor.await_workers()
+            self._supervisor.await_workers(others_may_come=self._options.elastic)
             self._await_servers()
             status = 0
         except FileNotFoundError as error:
             self._say(str(error))
             status = _EXIT_FAILED
         except Failed as failure:
-            self._say(f"{failure}: ending the others" if self._any_run() else str(failure))
+            what = f"{failure}: {failure.process.error}" if failure.process.error else str(failure)
+            if self._any_run():  # What they say as they end comes in between.
+                self._say(f"{failure}: ending the others")
+                what = f"the first failure: {what}"
+            last_words = what
             status = self._status_of(failure)
         except Stopped as stopped:
             self._say(f"{stopped}: ending all")
             status = _EXIT_SIGNAL + stopped.number
         self._supervisor.end(self._options.grace_s)
+        if last_words:
+            self._say(last_words)
+            self._supervisor.write_out()
         return status
 
     def _start(self) -> None:
@@ -248,17 +264,19 @@ class Run:
         )
         for number in range(options.workers):
             rank = place.rank * options.workers + number
-            environment = worker_environment(
+            change = worker_environment(
                 rank=rank,
                 local_rank=place.local_rank * options.workers + number,
                 world=place.world * options.workers,
                 local_world=place.local_world * options.workers,
                 server=address,
                 job=options.job,
+                torch_env=options.torch_env,
             )
             # Else an interpreter would hold lines back, as nobody seems to read them.
-            unbuffered = {"PYTHONUNBUFFERED": "1", **os.environ}
-            self._supervisor.start_worker(rank, options.command, {**unbuffered, **environment})
+            environment = {"PYTHONUNBUFFERED": "1", **os.environ, **change}
+            found = {name: value for name, value in environment.items() if value is not None}
+            self._supervisor.start_worker(rank, options.command, found)
 
     def _servers_stay(self) -> bool:
         return self._options.server_flags.get("keep_running", "").lower() in _TRUE
@@ -266,9 +284,13 @@ class Run:
     def _await_servers(self) -> None:
         if not self._servers_stay():
             supervisor, limit_s = self._supervisor, self._options.server_timeout_s
+            if supervisor.end_unused_servers(limit_s):
+                self._say("the workers have ended, and none has joined the job: its servers were ended")
+                return
             said = False
-            while self._options.elastic and not supervisor.until(self._servers_have_ended, limit_s):
-                if not self._others_train():
+            while self._options.elastic and not supervisor.await_servers_end(limit_s):
+                job = supervisor.ask_job()
+                if job is None or job.workers == 0:
                     break
                 if not said:
                     self._say("these workers have ended, and others train: servers run until the job ends, or Ctrl-C")
@@ -279,25 +301,16 @@ class Run:
         with contextlib.suppress(Stopped):
             self._supervisor.until(lambda: not self._any_run())
 
-    def _servers_have_ended(self) -> bool:
-        return not any(server.running for server in self._supervisor.servers)
-
-    def _others_train(self) -> bool:
-        """Whether the job has workers, as its chief says; not if it does not answer."""
-        ask = [find_program("ps_ctl"), f"--server={self._supervisor.servers[0].address}", "--timeout=5s", "status"]
-        try:
-            status = subprocess.run(ask, capture_output=True, text=True, check=False, timeout=_ASK_LIMIT_S).stdout
-        except subprocess.TimeoutExpired:
-            return False
-        return re.search("^workers: [1-9]", status, re.MULTILINE) is not None
-
     def _any_run(self) -> bool:
         return any(process.running for process in self._supervisor.processes)
 
     def _status_of(self, failure: Failed) -> int:
         process = failure.process
-        refused = process in self._supervisor.servers and not self._supervisor.workers
-        return _EXIT_USAGE if refused and process.ending and process.ending.status == _EXIT_USAGE else _EXIT_FAILED
+        status = process.ending.status if process.ending else None
+        if process in self._supervisor.workers:
+            return status or _EXIT_FAILED
+        refused = not self._supervisor.workers and status == _EXIT_USAGE
+        return _EXIT_USAGE if refused else _EXIT_FAILED
 
     def _say(self, text: str) -> None:
         self._output.put(2, f"psrun: {text}\n".encode(errors="surrogateescape"))

@@ -6,13 +6,13 @@ import contextlib
 import functools
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal
 
 from psgrad._lines import Sink
@@ -43,19 +43,21 @@ def spawn(
     context: Literal["spawn", "fork"] = "spawn",
     grace: float = 10.0,
     server_timeout: float = 30.0,
+    torch_env: bool = False,
     **server_flags: object,
 ) -> list[Any]:
     """Runs fn(*args) in `workers` processes of a job, with servers of its own; returns their results by rank.
 
-    The workers find RANK, WORLD_SIZE, PS_SERVER and what else psrun gives them in their environment.
+    The workers find PS_RANK, PS_NUM_WORKERS, PS_SERVER and what else psrun gives them in their environment.
 
     fn: a function of a module, or of a script whose own work is under `if __name__ == "__main__":`. It, its arguments
-        and its results are pickled.
+        and its results are pickled, tensors with all that they hold: nothing is shared.
     server: the address of a job's chief; then no servers are started, and the workers are that job's.
     context: "spawn" starts the workers as fresh processes. "fork" makes them copies of this one, for a function that is
         defined in a notebook; nothing may have been trained in this process before, as threads are not copied.
     grace: seconds for processes that are to end before the next, harder signal.
     server_timeout: seconds for servers to start, and to end after the workers.
+    torch_env: whether they find torchrun's RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE there, too.
     server_flags: any other flag of ps_server, as in optimizer="adam", staleness=3.
 
     SpawnError if a worker or server fails: with the first failed worker's rank and traceback. Then, and on Ctrl-C, all
@@ -71,9 +73,11 @@ def spawn(
     try:
         address = server or supervisor.start_servers(servers, workers, flags, server_timeout)
         job = flags.get("job", "default")
-        started = _start_workers(supervisor, context, workers, fn, args, address, job)
-        supervisor.await_workers()
-        supervisor.await_servers(server_timeout)
+        places = [worker_environment(rank, rank, workers, workers, address, job, torch_env) for rank in range(workers)]
+        started = _start_workers(supervisor, context, places, fn, args)
+        supervisor.await_workers(others_may_come="min_workers" in flags or "max_workers" in flags)
+        if not supervisor.end_unused_servers(server_timeout):
+            supervisor.await_servers(server_timeout)
     except Failed as failure:
         _end(supervisor, grace)
         raise _error(failure, sink) from None
@@ -81,7 +85,7 @@ def spawn(
         _end(supervisor, grace)
         raise
     _end(supervisor, grace)
-    return [worker.result for worker in started]
+    return [worker.result() for worker in started]
 
 
 def _end(supervisor: Supervisor, grace_s: float) -> None:
@@ -97,6 +101,8 @@ def _error(failure: Failed, sink: _Stderr) -> SpawnError:
     process = failure.process
     if not isinstance(process, _Worker):
         return SpawnError("\n".join([str(failure), *sink.last_lines]))
+    if process.complaint:
+        return SpawnError(f"{process.name} {process.complaint}", process.rank)
     if process.traceback:
         return SpawnError(f"{process.name} failed:\n{process.traceback}", process.rank, process.traceback)
     return SpawnError(str(failure), process.rank)
@@ -154,7 +160,7 @@ def _check_can_start_afresh(fn: Callable[..., Any], args: Sequence[Any]) -> None
             "write it into a module (%%writefile train.py, then: from train import …), or pass context='fork'"
         )
     try:
-        ForkingPickler.dumps((fn, tuple(args)))
+        pickle.dumps((fn, tuple(args)))
     except Exception as error:  # Whatever a __reduce__ raises.
         raise ValueError(
             f"{_name_of(fn)} or its arguments cannot be passed to a fresh process: {error}; use a function that is "
@@ -179,16 +185,22 @@ def _name_of(fn: Callable[..., Any]) -> str:
 
 
 def _start_workers(
-    supervisor: Supervisor, start: str, count: int, fn: Callable[..., Any], args: Sequence[Any], address: str, job: str
+    supervisor: Supervisor,
+    start: str,
+    places: Sequence[Mapping[str, str | None]],
+    fn: Callable[..., Any],
+    args: Sequence[Any],
 ) -> list[_Worker]:
     context: Any = multiprocessing.get_context(start)
+    call = (fn, tuple(args))
+    # multiprocessing would put tensors into memory that all processes share: a model's buffers, for one.
+    task = pickle.dumps(call) if start == "spawn" else call
     workers = []
-    for rank in range(count):
-        environment = worker_environment(rank, rank, count, count, address, job)
+    for rank, environment in enumerate(places):
         receive, send = context.Pipe(duplex=False)
         process = context.Process(
             target=_run,
-            args=(os.getpid(), environment.get("OMP_NUM_THREADS"), fn, tuple(args), send),
+            args=(os.getpid(), environment.get("OMP_NUM_THREADS"), task, send),
             name=f"worker {rank}",
         )
         with _environment(environment):
@@ -214,8 +226,9 @@ class _Worker(Process):
         super().__init__(f"worker {rank}", process.sentinel)
         self.rank = rank
         self.connection = connection
-        self.result: Any = None
         self.traceback = ""
+        self.complaint = ""  # What is wrong with the result.
+        self._result = pickle.dumps(None)
         self._process = process
         self._is_victim = False
         self._reaped = False
@@ -223,6 +236,13 @@ class _Worker(Process):
     @property
     def blames_another(self) -> bool:
         return self._is_victim
+
+    def result(self) -> Any:
+        """SpawnError if it is of a kind that only the worker has."""
+        try:
+            return pickle.loads(self._result)
+        except Exception as error:  # Whatever a __setstate__ raises.
+            raise SpawnError(f"{self.name} returned what cannot be unpickled here: {error}", self.rank) from error
 
     def look(self) -> None:
         if self.ending is not None:
@@ -246,7 +266,9 @@ class _Worker(Process):
         except (EOFError, OSError):  # It is closed, or the worker was killed while it was sending.
             return False
         if kind == "result":
-            (self.result,) = content
+            (self._result,) = content
+        elif kind == "complaint":
+            (self.complaint,) = content
         else:
             self.traceback, self._is_victim = content
         return True
@@ -269,8 +291,8 @@ class _Worker(Process):
         self.connection.close()
 
 
-def _run(parent: int, threads: str | None, fn: Callable[..., Any], args: tuple[Any, ...], pipe: Connection) -> None:
-    """What a worker does."""
+def _run(parent: int, threads: str | None, task: Any, pipe: Connection) -> None:
+    """What a worker does: the task is a function with its arguments, pickled if this is a fresh process."""
     tie_to(parent)
     os.setsid()  # A terminal's Ctrl-C is for the parent, which passes it on.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -278,14 +300,43 @@ def _run(parent: int, threads: str | None, fn: Callable[..., Any], args: tuple[A
     if threads is not None and (torch := sys.modules.get("torch")):  # A fork has torch as the parent set it up.
         torch.set_num_threads(int(threads))
     try:
-        pipe.send(("result", fn(*args)))
-    except KeyboardInterrupt:
+        fn, args = pickle.loads(task) if isinstance(task, bytes) else task
+        try:
+            result = fn(*args)
+        except SystemExit as ended:
+            if ended.code:
+                raise
+            result = None
+        # A fork has no interpreter's exit that would do it; and models are returned with the job's last weights.
+        if life := sys.modules.get("psgrad.torch.life"):
+            life.finish_all()
+    except SystemExit as ended:
+        _leave_jobs(ended)
+        raise
+    except KeyboardInterrupt as error:
+        _leave_jobs(error)
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
         frames = error.__traceback__.tb_next if error.__traceback__ else None  # Without this one.
         text = "".join(traceback.format_exception(type(error), error, frames))
         pipe.send(("error", text, _is_of_another(error)))
+        _leave_jobs(error)
         sys.exit(1)
+    try:
+        # Not as multiprocessing does it: a tensor would be in shared memory that this process takes with it.
+        data = pickle.dumps(result)
+    except Exception as error:  # Whatever a __reduce__ raises.
+        kind = f"{type(result).__module__}.{type(result).__qualname__}"
+        pipe.send(("complaint", f"returned a {kind} that cannot be pickled: {error}"))
+        _leave_jobs(error)
+        sys.exit(1)
+    pipe.send(("result", data))
+
+
+def _leave_jobs(error: BaseException) -> None:
+    """Else the worker would count as finished at the interpreter's exit, and wait for the others there."""
+    if life := sys.modules.get("psgrad.torch.life"):
+        life.leave_all(error)
 
 
 def _is_of_another(error: BaseException) -> bool:
@@ -296,18 +347,22 @@ def _is_of_another(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Sets them while a process is started: some libraries read theirs when they are loaded, before fn runs."""
     before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+    _set(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 class _Stderr(Sink):

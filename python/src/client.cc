@@ -499,6 +499,7 @@ void DefineClient(nb::module_& module) {
 }  // namespace ps::python
 
 NB_MODULE(_core, module) {
+  nb::set_leak_warnings(false);  // A daemon thread may hold a client when the interpreter ends.
   ps::python::DefineCalls(module);
   ps::python::DefineTensors(module);
   ps::python::DefineSettings(module);

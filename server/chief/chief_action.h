@@ -45,7 +45,8 @@ struct RollBack {
   uint64_t heard_of = 0;
 };
 
-// The job is finished or failed (PHASE_FINISHED, PHASE_FAILED), or was shut down.
+// The job is finished or failed (PHASE_FINISHED, PHASE_FAILED), or was shut down. The `failure` of one that is finished
+// says that no checkpoint of its end could be written; empty: nothing is missing.
 struct Ended {
   v1::Phase phase = v1::PHASE_UNSPECIFIED;
   std::string failure;

@@ -153,7 +153,7 @@ void ChiefCore::ChangeView(TimePoint now) {
   if (job_.ended()) AbandonCuts();
   MoveCheckpoint(now);
   if (!job_.ended() || std::exchange(told_end_, job_.phase()) == job_.phase()) return;
-  Add(Ended{.phase = job_.phase(), .failure = job_.failure()});
+  Add(Ended{.phase = job_.phase(), .failure = job_.phase() == v1::PHASE_FINISHED ? end_not_saved_ : job_.failure()});
 }
 
 void ChiefCore::TellMembers(TimePoint now) {
@@ -191,7 +191,7 @@ uint64_t ChiefCore::Join(uint64_t call, const v1::JoinRequest& request, TimePoin
       RefuseJoin(call, request, good, now);
       return 0;
     }
-    const uint64_t replaced = standbys_.Add(call, request, deadline);
+    const uint64_t replaced = standbys_.Add(call, request, deadline, now);
     const auto again = absl::CancelledError("the worker asked again");
     if (replaced != 0) Add(Answer<v1::JoinReply>{.call = replaced, .reply = again});
     if (!known) {
@@ -242,7 +242,7 @@ void ChiefCore::MoveStandbys(TimePoint now) {
     const std::optional<Standbys::Standby> standby = standbys_.TakeFirst(may);
     if (!standby.has_value()) break;
     const absl::StatusOr<JobState::Joined> joined = job_.Join(standby->request, /*room=*/true, now);
-    joined.ok() ? Admit(standby->call, *joined, standby->deadline)
+    joined.ok() ? Admit(standby->call, *joined, standby->call_ends)
                 : RefuseJoin(standby->call, standby->request, joined.status(), now);
   }
   for (auto late = standbys_.EndLate(now); late.has_value(); late = standbys_.EndLate(now)) {

@@ -230,6 +230,7 @@ class ChiefCore {
   // The last checkpoint is complete, or was tried for as long as --server_timeout; when its first attempt began; and
   // whether that has failed.
   bool saved_the_end_ = false;
+  std::string end_not_saved_;  // Why the job has ended without.
   std::optional<TimePoint> finishing_since_;
   bool tried_the_end_ = false;
 };

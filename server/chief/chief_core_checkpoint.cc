@@ -178,6 +178,13 @@ void ChiefCore::EndCheckpoint(const absl::Status& status, TimePoint now) {
     tried_the_end_ = true;
     const bool gives_up = now - *finishing_since_ >= job_.options().checkpoints->server_timeout;
     saved_the_end_ = status.ok() || gives_up;
+    if (!status.ok() && gives_up) {
+      end_not_saved_ = absl::StrCat(
+          "the job is finished, but no checkpoint of its end could be written within --server_timeout=",
+          FormatSeconds(job_.options().checkpoints->server_timeout), "; if it is started again, it trains on from ",
+          checkpoint_path_.empty() ? "its beginning" : checkpoint_path_, ": ", Message(status));
+      spdlog::error("{}", end_not_saved_);
+    }
   }
   if (job_.AwaitsFirstCheckpoint(now)) {
     job_.HasFirstCheckpoint();

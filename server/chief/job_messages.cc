@@ -121,6 +121,7 @@ v1::JoinReply MakeJoinReply(const JobState& job, const Member& member) {
   }
   reply.set_start_step(member.start_step);
   reply.set_starts_with_others(member.starts_with_others);
+  reply.set_begins_empty(member.begins_empty);
   reply.set_lease_ms(ToMs(job.options().lease));
   reply.set_initialise(job.MayInitialise(member.rank));
   reply.set_lead(job.IsLead(member));

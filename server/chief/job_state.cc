@@ -20,6 +20,7 @@ constexpr size_t kMaxReasonBytes = 512;     // That a worker gives for leaving.
 constexpr size_t kMaxCancelledJoins = 256;  // That are remembered.
 // A worker on a busy machine opens its stream this long after its join's answer at the latest.
 constexpr std::chrono::seconds kOpenWatchMin(5);
+constexpr std::chrono::seconds kSayEvery(10);  // That training waits for workers.
 
 }  // namespace
 
@@ -31,7 +32,7 @@ JobState::JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode)
       terms_(MakeTerms(options)),
       steps_(std::move(mode), options.num_shards),
       norms_(options.num_shards),
-      runs_(options.hands_out_runs, steps_.mode().policy()),
+      runs_(options.hands_out_runs, options.returns_stale_runs, steps_.mode().policy()),
       own_data_(options.num_workers) {
   if (!options_.checkpoints.has_value()) return;
   awaits_first_checkpoint_ = restored() == nullptr || !restored()->is_own;
@@ -166,7 +167,11 @@ std::string JobState::WhyItWaits(const v1::JoinRequest& request, TimePoint now) 
   } else if (!HasFreeRank()) {
     why.push_back(absl::StrCat("the job has all of its workers (--max_workers=", options_.most_workers(), ")"));
   }
-  if (std::string bad = short_lives_.WhyNotYet(request.host(), now); !bad.empty()) why.push_back(std::move(bad));
+  // Where the job waits for workers, they hold nobody up.
+  const bool needed = HasTooFew() || phase_ == v1::PHASE_GATHERING;
+  if (std::string bad = needed ? "" : short_lives_.WhyNotYet(request.host(), now); !bad.empty()) {
+    why.push_back(std::move(bad));
+  }
   return absl::StrJoin(why, "; ");
 }
 
@@ -202,6 +207,7 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
     short_lives_.OnLost(before->host, before->joined, now);
   }
   Member* const joined = members_.Hand(rank, name, request.host(), now);
+  if (options_.elastic()) short_lives_.OnJoined(request.host(), now);
   joined->join_request_id = request.join_request_id();
   joined->first_view = view_ + 1;
   has_newcomers_ = true;
@@ -277,6 +283,9 @@ std::optional<uint64_t> JobState::OwnStep(const Member& member) const {
 void JobState::Begin(Member* member, TimePoint now) {
   const std::optional<uint64_t> own = OwnStep(*member);
   member->starts_with_others = !own.has_value() && !mode().synchronous() && phase_ == v1::PHASE_RUNNING;
+  // With a fixed share the batch of that step is its own, and nobody else's.
+  member->begins_empty = phase_ == v1::PHASE_RUNNING && !member->first_step.has_value() && options_.hands_out_runs &&
+                         mode().policy().exact_versions() && !mode().counts_for_any_owner();
   member->start_step = own.value_or(StartStep());
   members_.Change(member, [](Member& changed) { changed.step = changed.start_step; });
   member->last_heard = now;
@@ -532,6 +541,11 @@ void JobState::CountWorkers(TimePoint now) {
     return too_few_since_.reset();
   }
   if (!too_few_since_.has_value()) too_few_since_ = now;
+  SayTooFew(now);
+}
+
+void JobState::SayTooFew(TimePoint now) {
+  too_few_said_ = now;
   spdlog::warn("training waits for {}, for {} (--replacement_timeout)", MissingWorkers(),
                FormatSeconds(options_.replacement_timeout - (now - *too_few_since_)));
 }
@@ -663,6 +677,7 @@ void JobState::CheckAbsent(TimePoint now) {
                                  FormatSeconds(time), ")"));
   }
   if (!replacements_.empty() || HasTooFew()) last_progress_ = now;  // What is waited for is known.
+  if (HasTooFew() && too_few_since_.has_value() && now - too_few_said_ >= kSayEvery) SayTooFew(now);
   if (const std::optional<std::string> overdue = replacements_.Overdue(now); overdue.has_value()) {
     SetPhase(v1::PHASE_FAILED, *overdue);
   }
@@ -690,8 +705,9 @@ std::string JobState::WaitingFor(TimePoint now) const {
     if (AwaitsFirstCheckpoint(now)) return "waiting for the first checkpoint";
     const size_t here = members_.members().size();
     if (here < num_workers) {
-      const std::string which =
-          restored() == nullptr || here == 0 ? "" : absl::StrCat(" (rank ", FirstOf(members_.FreeRanks()), ")");
+      const std::string which = restored() == nullptr || here == 0 || options_.elastic()
+                                    ? ""
+                                    : absl::StrCat(" (rank ", FirstOf(members_.FreeRanks()), ")");
       return absl::StrCat("waiting for ", num_workers - here, " of ", num_workers, " workers to join", which);
     }
     return absl::StrCat("waiting for the initial weights from ", members_.Describe({initialiser_.value_or(0)}, now));

@@ -62,7 +62,8 @@ struct ChiefOptions {
   int64_t max_shard_elements = INT64_MAX;       // A server's memory holds a model of so many.
   std::map<std::string, std::string> settings;  // Flags that all servers must share.
   WireFormat wire;
-  bool hands_out_runs = false;  // --budget=job.
+  bool hands_out_runs = false;      // --budget=job.
+  bool returns_stale_runs = false;  // --stale_runs=return.
   // Unset: no checkpoints are taken.
   struct Checkpoints {
     CheckpointEvery every;
@@ -323,6 +324,7 @@ class JobState {
   void CountWorkers(TimePoint now);
   // "2 more workers (1 of at least 3 are there)", while there are too few of them.
   std::string MissingWorkers() const;
+  void SayTooFew(TimePoint now);
   // Whether everybody is here whom the job needs to run.
   bool Complete(TimePoint now) const;
   // Whether all who took part in the restored job are here, or have had their time.
@@ -363,7 +365,8 @@ class JobState {
   TimePoint keep_suspects_until_;
   TimePoint last_progress_;
   std::optional<TimePoint> too_few_since_;  // Since when the running job has had fewer workers than it needs.
-  std::string superseded_;                  // Why, if it is.
+  TimePoint too_few_said_;
+  std::string superseded_;  // Why, if it is.
   bool awaits_first_checkpoint_ = false;
   // These two are the restored job's: the step at which each rank goes on, as long as its first owner is there; and who
   // took part.

@@ -41,7 +41,9 @@ absl::Status JobState::CheckRestored(const ChiefOptions& options) {
   PS_RETURN_IF_ERROR(Annotate(CheckJoinTexts(request), restored.path));
   PS_RETURN_IF_ERROR(Annotate(MakeTerms(options).CheckSame(request), restored.path));
   const std::unique_ptr<Mode> mode = MakeMode(options.mode, options.most_workers());
-  PS_RETURN_IF_ERROR(Annotate(RunDealer(options.hands_out_runs, mode->policy()).Load(restored.runs), restored.path));
+  PS_RETURN_IF_ERROR(
+      Annotate(RunDealer(options.hands_out_runs, options.returns_stale_runs, mode->policy()).Load(restored.runs),
+               restored.path));
   const Manifest& manifest = restored.manifest;
   if (restored.job.has_own_data() && manifest.num_workers != options.num_workers) {
     return FailedPrecondition(restored.path, ": --num_workers=", options.num_workers, " (the checkpoint's is ",

@@ -25,6 +25,7 @@ struct Member {
   uint64_t first_view = 0;          // The first that has it.
   uint64_t start_step = 0;          // Known once its join is answered, as the next.
   bool starts_with_others = false;  // The meaning is that of JoinReply.starts_with_others.
+  bool begins_empty = false;        // The meaning is that of JoinReply.begins_empty.
   // Where the job began, for those who had joined by then: others may have pushed when its join is answered.
   std::optional<uint64_t> first_step;
   uint64_t step = 0;                   // The last one that it told.

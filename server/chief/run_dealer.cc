@@ -1,6 +1,8 @@
 #include "server/chief/run_dealer.h"
 
 #include <algorithm>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -48,7 +50,8 @@ uint64_t MaxOpen(const v1::ModePolicy& policy) {
 
 }  // namespace
 
-RunDealer::RunDealer(bool hands_out, const v1::ModePolicy& policy) : RunDealer(hands_out ? MaxOpen(policy) : 0) {}
+RunDealer::RunDealer(bool hands_out, bool returns_stale, const v1::ModePolicy& policy)
+    : RunDealer(hands_out ? MaxOpen(policy) : 0, returns_stale) {}
 
 absl::StatusOr<bool> RunDealer::Agree(const RunTerms& terms) {
   PS_RETURN_IF_ERROR(CheckTerms(terms));
@@ -75,12 +78,12 @@ absl::Status RunDealer::OnRequest(const RunTaker& taker, const v1::TakeRunReques
     return InvalidArgument("rank ", taker.rank, " reads ", request.ahead(), " runs ahead; at most ", kMaxAhead,
                            " are allowed");
   }
-  PS_RETURN_IF_ERROR(Finish(taker, request.finished()));
+  PS_RETURN_IF_ERROR(Finish(taker, request.finished(), {request.refused().begin(), request.refused().end()}));
   hands_[taker].ahead = request.ahead();
   return absl::OkStatus();
 }
 
-absl::Status RunDealer::Finish(const RunTaker& taker, uint64_t finished) {
+absl::Status RunDealer::Finish(const RunTaker& taker, uint64_t finished, const std::set<uint64_t>& refused) {
   const auto found = hands_.find(taker);
   const uint64_t taken = found == hands_.end() ? 0 : found->second.taken;
   if (finished > taken) {
@@ -89,7 +92,14 @@ absl::Status RunDealer::Finish(const RunTaker& taker, uint64_t finished) {
   }
   if (found == hands_.end()) return absl::OkStatus();
   Hand& hand = found->second;
-  while (taken - hand.open.size() < finished) FinishOne(hand);
+  for (uint64_t number = taken - hand.open.size() + 1; number <= finished; ++number) {
+    const bool comes_back = returns_stale_ && refused.contains(number);
+    if (comes_back) {
+      GiveBackRefused(taker, hand);
+    } else {
+      FinishOne(hand);
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -99,8 +109,16 @@ void RunDealer::FinishAll(const RunTaker& taker) {
 }
 
 void RunDealer::FinishOne(Hand& hand) {
-  if (in_cut_) hand.finished.push_back(hand.open.front());
+  if (in_cut_) hand.finished.emplace_back(hand.open.front());
   hand.open.pop_front();
+}
+
+void RunDealer::GiveBackRefused(const RunTaker& taker, Hand& hand) {
+  const uint64_t run = hand.open.front();
+  hand.open.pop_front();
+  if (in_cut_) hand.finished.emplace_back(std::nullopt);
+  returned_.insert(run);
+  Note(run, taker, true);
 }
 
 std::optional<uint64_t> RunDealer::NextRun() const {
@@ -260,11 +278,13 @@ nlohmann::ordered_json RunDealer::Save(const std::map<RunTaker, uint64_t>& used)
   std::set<uint64_t> returned = returned_;
   for (const auto* hands : {&hands_, &left_}) {
     for (const auto& [taker, hand] : *hands) {
-      std::vector<uint64_t> unsure(hand.finished.begin(), hand.finished.end());
+      std::vector<std::optional<uint64_t>> unsure(hand.finished.begin(), hand.finished.end());
       unsure.insert(unsure.end(), hand.open.begin(), hand.open.end());
       const uint64_t before = hand.taken - unsure.size();  // Finished before the cut began.
       const uint64_t count = std::clamp(UsedOf(taker, used), before, hand.taken);
-      returned.insert(unsure.begin() + static_cast<ptrdiff_t>(count - before), unsure.end());
+      for (const std::optional<uint64_t>& run : std::span(unsure).subspan(count - before)) {
+        if (run.has_value()) returned.insert(*run);
+      }
     }
   }
   uint64_t next = next_;

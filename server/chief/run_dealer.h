@@ -6,8 +6,9 @@
 // (the worker's push was answered) or returned (the worker was lost). A returned run is dealt again at the end of its
 // epoch, before the first run of the next; if that has been dealt already, next.
 //
-// The runs of a member that is gone come back once no shard takes a push of it any more. What is dealt and comes back
-// is recorded, so that the division can be replayed.
+// The runs of a member that is gone come back once no shard takes a push of it any more. With --stale_runs=return a run
+// whose push every shard has refused comes back, too, once its worker says so. What is dealt and comes back is
+// recorded, so that the division can be replayed.
 //
 // A deterministic core: no locks, no I/O, no clock. Its memory grows with the workers and their open runs, and not with
 // the number of runs.
@@ -56,9 +57,11 @@ class RunDealer {
  public:
   // A worker may have so many runs open, and besides those that it says that it reads ahead (kMaxAhead at most). At
   // least 2, so that it can ask for the next while the push of the last is under way. 0: the job hands out no runs.
-  explicit RunDealer(uint64_t max_open) : max_open_(max_open) {}
+  // `returns_stale`: runs whose push every shard refused are dealt again.
+  explicit RunDealer(uint64_t max_open, bool returns_stale = false)
+      : max_open_(max_open), returns_stale_(returns_stale) {}
   // The limit is the number that the mode asks workers to have open.
-  RunDealer(bool hands_out, const v1::ModePolicy& policy);
+  RunDealer(bool hands_out, bool returns_stale, const v1::ModePolicy& policy);
   bool hands_out() const { return max_open_ > 0; }
 
   static constexpr uint64_t kMaxAhead = 64;
@@ -72,9 +75,10 @@ class RunDealer {
 
   // ---- Once terms are fixed
 
-  // The first `finished` runs that the taker took are used. A smaller number than before changes nothing.
-  // INVALID_ARGUMENT if it has not taken so many.
-  absl::Status Finish(const RunTaker& taker, uint64_t finished);
+  // The first `finished` runs that the taker took are used, but for those of these numbers (from 1) that no shard has
+  // used (`refused`), if stale runs are dealt again. A smaller number than before changes nothing, nor does what was
+  // refused earlier. INVALID_ARGUMENT if it has not taken so many.
+  absl::Status Finish(const RunTaker& taker, uint64_t finished, const std::set<uint64_t>& refused = {});
   // All runs that the taker took are used.
   void FinishAll(const RunTaker& taker);
 
@@ -127,18 +131,21 @@ class RunDealer {
 
  private:
   struct Hand {
-    uint64_t ahead = 0;             // Runs that may be open besides max_open_.
-    uint64_t taken = 0;             // Runs so far.
-    std::deque<uint64_t> open;      // The last that it took, in that order.
-    std::deque<uint64_t> finished;  // Those before them, since BeginCut.
+    uint64_t ahead = 0;         // Runs that may be open besides max_open_.
+    uint64_t taken = 0;         // Runs so far.
+    std::deque<uint64_t> open;  // The last that it took, in that order.
+    // Those before them, since BeginCut. Nothing: this one was refused, and is dealt again.
+    std::deque<std::optional<uint64_t>> finished;
   };
 
   void FinishOne(Hand& hand);
+  void GiveBackRefused(const RunTaker& taker, Hand& hand);
   std::optional<uint64_t> NextRun() const;
   uint64_t SamplesOf(uint64_t run) const;
   void Note(uint64_t run, const RunTaker& taker, bool returned);
 
   const uint64_t max_open_;
+  const bool returns_stale_;
   std::optional<RunTerms> terms_;
   uint64_t next_ = 0;            // The first run that was never dealt.
   std::set<uint64_t> returned_;  // Those that were not dealt again yet.

@@ -1,5 +1,5 @@
 // Hosts whose workers join and are lost soon after, over and over. Each loss may cost the others --reconnect_grace, so
-// the next worker of such a host is let in later and later. A pure value: time is passed in.
+// the next worker of such a host is let in later and later, and one at a time. A pure value: time is passed in.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,8 @@ class ShortLives {
 
   // A worker of the host was lost that joined then. Those that are lost together count as one.
   void OnLost(const std::string& host, TimePoint joined, TimePoint now) {
-    std::erase_if(hosts_, [&](const auto& each) { return each.second.may_join_at + kShort < now; });
+    std::erase_if(
+        hosts_, [&](const auto& each) { return each.second.last_lost + PauseAfter(each.second.lost) + kShort < now; });
     if (now - joined > kShort) return (void)hosts_.erase(host);
     Host& bad = hosts_[host];
     if (bad.lost > 0 && joined < bad.last_lost) return;
@@ -36,13 +37,22 @@ class ShortLives {
     }));
   }
 
-  // Why a worker of this host has to wait; empty: it has not.
+  // A worker of the host was let in: while its host is a bad one, the next one has to wait as long again.
+  void OnJoined(const std::string& host, TimePoint now) {
+    const auto found = hosts_.find(host);
+    if (found != hosts_.end()) found->second.may_join_at = now + PauseAfter(found->second.lost);
+  }
+
+  // Why a worker of this host has to wait; empty: it has not. When nobody was lost for kShort after the pause that
+  // followed the last loss, nobody has to.
   std::string WhyNotYet(const std::string& host, TimePoint now) const {
     const auto found = hosts_.find(host);
-    if (found == hosts_.end() || found->second.may_join_at <= now) return "";
-    return absl::StrCat("the last ", found->second.lost, " workers of ", Printable(host, 64), " were lost within ",
-                        FormatSeconds(kShort), " of joining; the next one may join in ",
-                        FormatSeconds(found->second.may_join_at - now));
+    if (found == hosts_.end()) return "";
+    const Host& bad = found->second;
+    const TimePoint until = std::min<TimePoint>(bad.may_join_at, bad.last_lost + PauseAfter(bad.lost) + kShort);
+    if (until <= now) return "";
+    return absl::StrCat(bad.lost, " times in a row workers of ", Printable(host, 64), " were lost within ",
+                        FormatSeconds(kShort), " of joining; the next one may join in ", FormatSeconds(until - now));
   }
 
  private:

@@ -22,9 +22,12 @@ class Standbys {
   struct Standby {
     uint64_t call = 0;  // 0: the last call is over, and the next has not come.
     v1::JoinRequest request;
-    TimePoint deadline;  // Of the call, or by when the next has to come.
+    TimePoint deadline;   // Until then the call waits, or by then the next has to come.
+    TimePoint call_ends;  // Its caller's deadline: once it has a place, it may be answered until then.
   };
 
+  // A call waits for so long: a standby that is suspended, or whose host is gone, is passed over once its call is over.
+  static constexpr std::chrono::seconds kCallWaits{2};
   // How long a standby may take to call again.
   static constexpr std::chrono::seconds kCallsAgain{5};
 
@@ -34,13 +37,15 @@ class Standbys {
   }
 
   // The standby's next call has come, or its first. Returns the call that this one replaces; 0: none.
-  uint64_t Add(uint64_t call, const v1::JoinRequest& request, TimePoint deadline) {
+  uint64_t Add(uint64_t call, const v1::JoinRequest& request, TimePoint call_ends, TimePoint now) {
+    const TimePoint deadline = std::min<TimePoint>(call_ends, now + kCallWaits);
     for (Standby& each : waiting_) {
       if (!IsOf(each, request)) continue;
       each.deadline = deadline;
+      each.call_ends = call_ends;
       return std::exchange(each.call, call);
     }
-    waiting_.push_back({.call = call, .request = request, .deadline = deadline});
+    waiting_.push_back({.call = call, .request = request, .deadline = deadline, .call_ends = call_ends});
     return 0;
   }
 

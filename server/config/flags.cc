@@ -97,6 +97,10 @@ ABSL_FLAG(float, easgd_alpha, ps::ModeOptions().easgd_alpha,
 ABSL_FLAG(std::string, budget, "share",
           "share: each worker trains on a fixed share of every epoch; job: the chief hands out an epoch's batches as "
           "workers ask for them, and those of a lost worker again");
+ABSL_FLAG(
+    std::string, stale_runs, ps::ServerOptions().stale_runs,
+    "with --budget=job, what becomes of a batch whose push every server refuses as too old: drop (it is used up), "
+    "or return (it is handed out again)");
 ABSL_FLAG(std::string, optimizer, "sgd",
           ps::OptimizerFlagChoices() +
               " (from_worker: what the first worker that joins was written for, with its hyperparameters; local: in "
@@ -128,8 +132,9 @@ ABSL_FLAG(uint32_t, shard, 0, "number of this server; 0 is the chief");
 ABSL_FLAG(uint32_t, num_shards, 1, "number of servers that the model is spread over");
 ABSL_FLAG(std::string, chief, "", "address of server 0; required on all other servers");
 ABSL_FLAG(absl::Duration, lease, absl::Seconds(10), "a worker or shard that is not heard from for this long is lost");
-ABSL_FLAG(absl::Duration, reconnect_grace, absl::Seconds(1),
-          "a worker whose connection breaks has this long to reconnect; then it is lost");
+ABSL_FLAG(
+    absl::Duration, reconnect_grace, ps::ServerOptions().reconnect_grace,
+    "a worker whose connection breaks has this long to reconnect; then it is lost (a shorter --lease shortens it)");
 ABSL_FLAG(std::string, on_worker_loss, "",
           "when a worker is lost before it is done: fail; wait for another one to take its rank, for as long as "
           "--replacement_timeout; or continue with the others; empty: fail in bsp, local_sgd and diloco with "
@@ -138,9 +143,9 @@ ABSL_FLAG(
     absl::Duration, replacement_timeout, ps::ServerOptions().replacement_timeout,
     "the job fails if nobody takes a lost worker's rank within this time (with --on_worker_loss=wait), or if there "
     "are fewer than --min_workers for so long");
-ABSL_FLAG(absl::Duration, progress_timeout, absl::Minutes(10),
+ABSL_FLAG(absl::Duration, progress_timeout, ps::ServerOptions().progress_timeout,
           "a running job (all workers have joined) fails if it makes no progress for this long, and waits for no "
-          "replacement");
+          "replacement (a longer --lease makes it longer)");
 ABSL_FLAG(absl::Duration, connect_timeout, absl::Seconds(30), "how long a shard tries to reach the chief");
 ABSL_FLAG(std::string, checkpoint_dir, "",
           "a folder for checkpoints, with which the job survives the death of any server; empty: none are taken");
@@ -260,6 +265,7 @@ ServerOptions ServerOptionsFromFlags() {
   options.max_standbys = absl::GetFlag(FLAGS_max_standbys);
   options.mode = ModeOptionsFromFlags();
   options.budget = absl::GetFlag(FLAGS_budget);
+  options.stale_runs = absl::GetFlag(FLAGS_stale_runs);
   options.optimizer = absl::GetFlag(FLAGS_optimizer);
   options.hyperparameters = HyperparametersFromFlags(options.optimizer);
   options.schedule = ScheduleOptionsFromFlags();
@@ -270,9 +276,17 @@ ServerOptions ServerOptionsFromFlags() {
   options.num_shards = absl::GetFlag(FLAGS_num_shards);
   options.chief = absl::GetFlag(FLAGS_chief);
   options.lease = absl::GetFlag(FLAGS_lease);
+  // Who sets only the lease means no contradiction by what is the default of others.
+  const ServerOptions defaults;
   options.reconnect_grace = absl::GetFlag(FLAGS_reconnect_grace);
+  if (options.reconnect_grace == defaults.reconnect_grace) {
+    options.reconnect_grace = std::min(options.reconnect_grace, options.lease);
+  }
   options.replacement_timeout = absl::GetFlag(FLAGS_replacement_timeout);
   options.progress_timeout = absl::GetFlag(FLAGS_progress_timeout);
+  if (options.progress_timeout == defaults.progress_timeout) {
+    options.progress_timeout = std::max(options.progress_timeout, options.lease);
+  }
   options.connect_timeout = absl::GetFlag(FLAGS_connect_timeout);
   options.keep_running = absl::GetFlag(FLAGS_keep_running);
   options.checkpoint_dir = absl::GetFlag(FLAGS_checkpoint_dir);
@@ -329,6 +343,9 @@ absl::Status CheckServerFlags(const CommandLine& line) {
   flags.push_back({.flag = "max_standbys",
                    .idle = !elastic,
                    .why = "--min_workers is not below --max_workers, so the job keeps the workers that it has"});
+  flags.push_back({.flag = "stale_runs",
+                   .idle = absl::GetFlag(FLAGS_budget) != "job",
+                   .why = "with --budget=share each worker's batches are its own"});
   const LossAction on_loss = ModeOptionsFromFlags().loss_action();
   flags.push_back({.flag = "replacement_timeout",
                    .idle = on_loss != LossAction::kWait && !elastic,

@@ -156,8 +156,14 @@ std::map<std::string, std::string> SettingsOf(const OptimizerSetup& setup) {
 
 absl::StatusOr<OptimizerSetup> SetupOf(const v1::OptimizerSettings& message, const ModeOptions& mode,
                                        uint32_t num_shards) {
-  if (const auto made = MakeOptimizer(message.optimizer()); !made.ok()) return made.status();
   Problems problems;
+  if (message.optimizer() == kLocal) {
+    const OptimizerSetup local = MakeSetup(kLocal, {}, {}, mode);
+    ValidateOptimizerSetup(local, mode, num_shards, problems);
+    if (const absl::Status status = problems.ToStatus(); !status.ok()) return status;
+    return local;
+  }
+  if (const auto made = MakeOptimizer(message.optimizer()); !made.ok()) return made.status();
   OptimizerSetup setup = MakeSetup(message.optimizer(), DefaultHyperparameters(message.optimizer()), {}, mode);
   HyperparameterValues values;
   problems.Read(ValuesOf(message.hyperparameters(), setup.optimizer, /*outer=*/"", /*running=*/false), values);
@@ -260,9 +266,9 @@ absl::Status OptimizerTerms::CheckSame(const v1::JoinRequest& request) const {
         " the workers (--optimizer=", from_worker_ ? kFromWorker : kLocal,
         "), but this worker brings none: start the servers with --optimizer=", OptimizerChoices());
   }
-  if (leaves_to_workers()) {
-    const v1::OptimizerSettings& theirs = request.optimizer();
-    const bool clips = theirs.has_clip_value() || theirs.has_clip_tensor_norm() || theirs.has_clip_norm();
+  const v1::OptimizerSettings& brought = request.optimizer();
+  if (leaves_to_workers() || (!setup_.has_value() && brought.optimizer() == kLocal && !AppliesGradients(mode_))) {
+    const bool clips = brought.has_clip_value() || brought.has_clip_tensor_norm() || brought.has_clip_norm();
     if (!clips) return absl::OkStatus();
     return FailedPrecondition("the worker's optimizer: the servers leave it to the worker (--optimizer=", kLocal,
                               "), so nobody clips gradients for it: clip them before the step");

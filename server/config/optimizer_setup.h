@@ -59,7 +59,8 @@ void ValidateOptimizerSetup(const OptimizerSetup& setup, const ModeOptions& mode
 // left out. For kFromWorker and kLocal there is only the name.
 std::map<std::string, std::string> SettingsOf(const OptimizerSetup& setup);
 
-// What a message says; what it does not name has its default. INVALID_ARGUMENT names every problem, one a line.
+// What a message says; what it does not name has its default. kLocal: a worker has an optimizer that servers do not
+// know, for modes in which workers take steps of their own. INVALID_ARGUMENT names every problem, one a line.
 absl::StatusOr<OptimizerSetup> SetupOf(const v1::OptimizerSettings& message, const ModeOptions& mode,
                                        uint32_t num_shards);
 v1::OptimizerSettings MessageOf(const OptimizerSetup& setup);

@@ -52,6 +52,8 @@ void CheckAddresses(const ServerOptions& options, Problems& problems) {
 void CheckBudget(const ServerOptions& options, Problems& problems) {
   problems.Check(options.budget == "share" || options.budget == "job", "--budget=", options.budget,
                  ": expected share or job");
+  problems.Check(options.stale_runs == "drop" || options.stale_runs == "return", "--stale_runs=", options.stale_runs,
+                 ": expected drop or return");
   const bool averages_gradients =
       CanonicalMode(options.mode.name) == "local_sgd" && options.mode.local_sync == "gradients";
   problems.Check(options.budget != "job" || !averages_gradients,
@@ -79,6 +81,28 @@ void CheckWorkers(const ServerOptions& options, Problems& problems) {
   const std::string& on_loss = options.mode.on_worker_loss;
   problems.Check(on_loss.empty() || on_loss == ToString(LossAction::kContinue), "--on_worker_loss=", on_loss, ": ",
                  range, "goes on without those that leave or are lost");
+}
+
+// Each time on its own, and those that would never take effect, since what they wait for ends earlier.
+void CheckTimes(const ServerOptions& options, Problems& problems) {
+  problems.CheckRange("lease", options.lease, absl::Milliseconds(100), absl::Hours(24));
+  problems.CheckRange("reconnect_grace", options.reconnect_grace, absl::ZeroDuration(), absl::Hours(24));
+  problems.CheckPositive("replacement_timeout", options.replacement_timeout, absl::Hours(240));
+  problems.CheckPositive("progress_timeout", options.progress_timeout, absl::Hours(240));
+  problems.CheckPositive("connect_timeout", options.connect_timeout, absl::Hours(24));
+  const std::string lease = absl::StrCat("--lease=", absl::FormatDuration(options.lease));
+  problems.Check(options.reconnect_grace <= options.lease,
+                 "--reconnect_grace=", absl::FormatDuration(options.reconnect_grace), ": expected at most ", lease,
+                 ", after which a worker is lost in any case");
+  problems.Check(options.progress_timeout >= options.lease,
+                 "--progress_timeout=", absl::FormatDuration(options.progress_timeout), ": expected at least ", lease,
+                 ", or the job fails before a silent worker is lost");
+  const bool graceful = CanonicalMode(options.mode.name) == "diloco" && options.mode.outer_sync == "quorum";
+  const auto grace = ParseGrace(options.mode.grace);
+  if (graceful && grace.ok() && grace->has_value()) {
+    problems.Check(absl::FromChrono(**grace) < options.progress_timeout, "--quorum_grace=", options.mode.grace,
+                   ": expected less than --progress_timeout=", absl::FormatDuration(options.progress_timeout));
+  }
 }
 
 void CheckCheckpoints(const ServerOptions& options, Problems& problems) {
@@ -206,17 +230,7 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
   CheckWireFormat(options, problems);
   ValidateOptimizerSetup(options.optimizer_setup(), options.mode, options.num_shards, problems);
   ValidateSchedule(options.schedule, problems);
-  problems.CheckRange("lease", options.lease, absl::Milliseconds(100), absl::Hours(24));
-  problems.CheckRange("reconnect_grace", options.reconnect_grace, absl::ZeroDuration(), absl::Hours(24));
-  problems.CheckPositive("replacement_timeout", options.replacement_timeout, absl::Hours(240));
-  problems.CheckPositive("progress_timeout", options.progress_timeout, absl::Hours(240));
-  const bool graceful = CanonicalMode(options.mode.name) == "diloco" && options.mode.outer_sync == "quorum";
-  const auto grace = ParseGrace(options.mode.grace);
-  if (graceful && grace.ok() && grace->has_value()) {
-    problems.Check(absl::FromChrono(**grace) < options.progress_timeout, "--quorum_grace=", options.mode.grace,
-                   ": expected less than --progress_timeout=", absl::FormatDuration(options.progress_timeout));
-  }
-  problems.CheckPositive("connect_timeout", options.connect_timeout, absl::Hours(24));
+  CheckTimes(options, problems);
   problems.CheckRange("max_versions", options.max_versions, 0, 64);
   problems.Check(ParseStreamWhen(options.stream).has_value(), "--stream=", options.stream,
                  ": expected auto, always or never");
@@ -231,6 +245,7 @@ std::map<std::string, std::string> SharedSettings(const ServerOptions& options) 
   settings.merge(SettingsOf(options.optimizer_setup()));
   settings["mode"] = CanonicalMode(options.mode.name);
   settings["budget"] = options.budget;
+  if (options.stale_runs != "drop") settings["stale_runs"] = options.stale_runs;
   settings["num_workers"] = absl::StrCat(options.num_workers);
   if (options.elastic()) {
     settings["min_workers"] = absl::StrCat(options.least_workers());

@@ -35,8 +35,9 @@ struct ServerOptions {
   std::optional<uint32_t> max_workers;  // More do not take part; unset: num_workers.
   uint32_t max_standbys = 8;            // So many more wait for a place.
   ModeOptions mode;                     // Its name is the flag --mode.
-  std::string budget = "share";   // What a worker trains on: share (its own, fixed) or job (runs as it asks for them).
-  std::string optimizer = "sgd";  // kFromWorker: hyperparameters and clip are not used.
+  std::string budget = "share";  // What a worker trains on: share (its own, fixed) or job (runs as it asks for them).
+  std::string stale_runs = "drop";  // What becomes of runs whose push every server refused as too old: or return.
+  std::string optimizer = "sgd";    // kFromWorker: hyperparameters and clip are not used.
   Hyperparameters hyperparameters;  // All of them: flags that are not given leave DefaultHyperparameters(optimizer).
   ScheduleOptions schedule;
   ClipOptions clip;  // Its fields are the flags --clip_value and so on.

@@ -24,7 +24,7 @@ class Ledger {
     uint64_t incarnation = 0;
     uint64_t step = 0;
     v1::Answer answer = v1::ANSWER_UNSPECIFIED;
-    uint64_t runs = 0;  // The meaning is that of PushRequest.runs.
+    uint64_t runs = 0;  // The meaning is that of PushRequest.runs; of a STALE one, what the pushes before it have used.
   };
 
   // The rank's last push; null if there was none.

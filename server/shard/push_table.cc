@@ -131,7 +131,11 @@ bool PushTable::IsReplaced(const v1::PushRequest& header) const {
 }
 
 void PushTable::Refuse(const Push& push) {
-  ledger_.Record(LastOf(push, v1::ANSWER_STALE));
+  // Its runs are not used: they go by the push before it.
+  Ledger::Last last = LastOf(push, v1::ANSWER_STALE);
+  const Ledger::Last* const before = ledger_.Find(push.rank);
+  last.runs = before != nullptr && before->incarnation == push.incarnation ? before->runs : 0;
+  ledger_.Record(last);
   Refused& refused = refused_[push.rank];
   ++refused.pushes;
   refused.samples += push.samples;

@@ -37,6 +37,7 @@ void FakeJob::Join(const v1::JoinRequest& request, v1::JoinReply& reply) {
   *reply.mutable_policy() = options_.policy;
   reply.set_start_step(version_);
   reply.set_lease_ms(options_.lease_ms);
+  reply.set_begins_empty(options_.begins_empty && !weights_.empty());
   reply.set_initialise(weights_.empty());
   reply.set_lead(true);
   reply.set_slice_elements(kSliceElements);
@@ -163,6 +164,10 @@ absl::Status FakeJob::ShardService::TakePush(Stream* stream, v1::PushReply& repl
   MutexLock lock(job_.mutex_);
   const absl::Status status = job_.Enter(absl::StrCat("Push:", header.step()));
   if (!status.ok()) return status;
+  if (header.samples() == 0 && job_.behind_ < job_.options_.behind) {
+    ++job_.behind_;
+    return absl::OutOfRangeError("others are not at this step yet");
+  }
   if (header.samples() > 0 && pushed.size() != job_.slices_)
     return absl::CancelledError("a part of the push is missing");
   reply.set_generation(job_.generation_);

@@ -31,6 +31,8 @@ class FakeJob {
     absl::Status init_answer = absl::ResourceExhaustedError("full");
     int refused_inits = 0;
     std::string mode = "bsp";
+    bool begins_empty = false;  // A worker that joins once there are weights begins with an empty contribution;
+    int behind = 0;             // so many of these come before the server knows that others are at their step.
     Options() {
       policy.set_empty_contributions(true);
       policy.set_exact_versions(true);
@@ -187,6 +189,7 @@ class FakeJob {
   };
 
   const Options options_;
+  int behind_ ABSL_GUARDED_BY(mutex_) = 0;
   int port_ = 0;
   Mutex mutex_;
   CondVar changed_;

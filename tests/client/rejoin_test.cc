@@ -317,5 +317,26 @@ TEST_CASE("A stop ends the wait for servers at once") {
   CHECK(absl::IsCancelled(ended.get()));
 }
 
+TEST_CASE("A newcomer makes an empty contribution before it pulls, again where a server is behind, and goes on after") {
+  FakeJob::Options options;
+  options.begins_empty = true;
+  options.behind = 2;
+  FakeJob job(options);
+  WaitingWorker first(job);
+  REQUIRE(first.Join(first.options).ok());
+  REQUIRE(first.Start().ok());
+  CHECK(first.client->start_step() == 0);
+  REQUIRE(first.Step(0).ok());
+  WaitingWorker newcomer(job);
+  REQUIRE(newcomer.Join(newcomer.options).ok());
+  CHECK(newcomer.client->start_step() == 1);
+  const absl::StatusOr<ExchangeResult> started = newcomer.Start();
+  REQUIRE(started.ok());
+  CHECK(started->version == 2);
+  CHECK(newcomer.client->start_step() == 2);
+  CHECK(job.applied() == std::vector<uint64_t>{0, 1});
+  CHECK(newcomer.weights == std::vector<float>{0, 1, 2, 3});  // One gradient of 10 was taken off.
+}
+
 }  // namespace
 }  // namespace ps

@@ -89,6 +89,23 @@ def come_and_go(modes=("bsp", "asp", "ssp", "backup")):
                 assert [shard["version"] for shard in last.manifest["shards"]] == [RUNS] * job.shards, mode
 
 
+def nobody_waits_for_a_newcomer():
+    """It contributes nothing to the step that the others are at, whatever it does then, and trains from the next one."""
+    for number, mode in enumerate(("bsp", "local_sgd", "diloco")):
+        with elastic(mode, 1 + number % 2, "--on_worker_loss=continue") as job:
+            job.start_workers()
+            wait_until("training", lambda job=job: job.version() > 3)
+            newcomer = add(job, "third", "--experiment_step_time=10m")
+            rank = takes_part(job, newcomer)
+            step = int(re.search(rf"rank {rank} .*starts at step (\d+)", job.servers[0].errors())[1])
+            # Over its first batch it idles, so the step after is the first that waits for it.
+            wait_until("the step that it came to", lambda job=job, step=step: job.version() == step + 1)
+            newcomer.kill()
+            job.workers.remove(newcomer)
+            job.finish()
+            check_each_batch_counts_once(job)
+
+
 def come_and_go_with_local_steps():
     come_and_go(("local_sgd", "diloco", "diloco_quorum", "diloco_async", "easgd"))
 
@@ -96,7 +113,7 @@ def come_and_go_with_local_steps():
 def waits_below_the_least():
     """With fewer than --min_workers no step is made, and nobody is taken for late; with another worker it goes on."""
     for mode in ("bsp", "asp", "local_sgd"):
-        flags = ["--min_workers=2", "--max_workers=3", "--progress_timeout=2s"]
+        flags = ["--min_workers=2", "--max_workers=3", "--progress_timeout=2s", "--lease=2s"]
         with elastic(mode, 2, *flags) as job:
             job.start_workers()
             wait_until("training", lambda job=job: job.version() > 3)
@@ -177,7 +194,15 @@ def all_leave():
             check_each_batch_counts_once(job)
 
 
-CASES = [come_and_go, come_and_go_with_local_steps, waits_below_the_least, nobody_comes, stands_by, all_leave]
+CASES = [
+    come_and_go,
+    come_and_go_with_local_steps,
+    nobody_waits_for_a_newcomer,
+    waits_below_the_least,
+    nobody_comes,
+    stands_by,
+    all_leave,
+]
 
 if __name__ == "__main__":
     {case.__name__: case for case in CASES}[sys.argv[2]]()

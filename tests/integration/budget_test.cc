@@ -83,7 +83,8 @@ TEST_CASE("A replacement goes on with the job's runs where all others are") {
   const std::string metrics = folder.File("chief.jsonl");
   // The run that the killed worker holds comes back when its successor has joined, so that the job does not end before.
   Process chief("ps_server",
-                {"--num_workers=2", "--mode=asp", "--budget=job", "--reconnect_grace=60s", "--metrics_file=" + metrics},
+                {"--num_workers=2", "--mode=asp", "--budget=job", "--lease=60s", "--reconnect_grace=60s",
+                 "--metrics_file=" + metrics},
                 folder.File("chief"));
   const std::string address = chief.Address();
   Process stays("ps_worker", Worker(address, {"--rank=0", "--epochs=20"}), folder.File("stays"));
@@ -129,6 +130,33 @@ TEST_CASE("In every mode the workers together use the job's samples once an epoc
       // The samples of a step that is STALE are used, and counted as dropped.
       CHECK(samples == 3 * 410);
     }
+  }
+}
+
+TEST_CASE("With --stale_runs=return each sample is applied once an epoch, however many pushes are refused") {
+  for (const ModeOptions& mode : {ModeOptions{.name = "asp", .max_staleness = 0}, ModeOptions{.name = "backup"}}) {
+    INFO(mode.name);
+    ServerOptions server;
+    server.num_workers = 3;
+    server.mode = mode;
+    server.budget = "job";
+    server.stale_runs = "return";
+    Cluster cluster(server);
+    WorkerOptions options;
+    options.model.widths = {20, 8, 4};
+    options.data.dataset = "synthetic:samples=410,features=20,classes=4";
+    options.batch_size = 20;
+    options.epochs = 10;
+    int64_t samples = 0;
+    int64_t dropped = 0;
+    for (const auto& result : cluster.Train(options, 3)) {
+      REQUIRE(result.status() == absl::OkStatus());
+      samples += result->steps.samples;
+      dropped += result->steps.dropped_samples;
+    }
+    CHECK(cluster.server_status == absl::OkStatus());
+    CHECK(dropped > 0);
+    CHECK(samples - dropped == 10 * 410);
   }
 }
 

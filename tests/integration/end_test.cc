@@ -183,7 +183,7 @@ TEST_CASE("Connections that are reset cost nothing: the weights are those of an 
   for (const bool disturbed : {false, true}) {
     ServerOptions options;
     options.num_workers = 2;
-    options.reconnect_grace = absl::Seconds(20);  // Room for a busy machine.
+    options.lease = options.reconnect_grace = absl::Seconds(20);  // Room for a busy machine.
     Cluster cluster(options);
     Proxy proxy(ParseEndpoint("server", cluster.address())->port);
     std::vector<absl::StatusOr<TrainingResult>> results(2, absl::UnknownError("did not run"));

@@ -238,8 +238,8 @@ TEST_CASE("A server that is stopped is named when a norm, or a push, takes too l
   for (const auto& [mode, what] : expected) {
     const TempFolder folder;
     // Longer than it takes until servers tell the chief what they wait for.
-    const ServerProcesses servers(folder, 3,
-                                  {"--mode=" + mode, "--num_workers=1", "--clip_norm=1", "--progress_timeout=6s"});
+    const ServerProcesses servers(
+        folder, 3, {"--mode=" + mode, "--num_workers=1", "--clip_norm=1", "--lease=6s", "--progress_timeout=6s"});
     OtherWorker worker(servers.chief());
     worker.Start();
     servers[2].Signal(SIGSTOP);

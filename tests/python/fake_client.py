@@ -323,6 +323,8 @@ class FakeExchange:
                 raise ValueError(f"the gradient of {self.skipped} is not finite")
             self.push.samples = 0
         server = self.client.server
+        if self.push.samples == 0 and not server.synchronous:  # There is no push.
+            return
         with server.condition:
             self.answer = server.push(self.step, self.push)
 
@@ -334,6 +336,10 @@ class FakeExchange:
         """All come together."""
         if self.result is None:
             self.result = self.wait()
+
+    def give_up(self, tensor: int) -> None:
+        assert self.missing - {tensor}, "give_up() of a push that is complete"
+        self.missing = {tensor}
 
     def wait(self, timeout: float | None = None) -> FakeResult:
         if self.result is not None:
@@ -347,7 +353,7 @@ class FakeExchange:
                 server.wait(lambda: server.version > self.step, f"step {self.step}")
             if self.weights is not None:
                 self.client.bring(self.weights, pushed=True)
-            next_step = self.step + 1
+            next_step = self.step + (1 if self.answer else 0)
             return FakeResult(
                 server.version,
                 [server.version],

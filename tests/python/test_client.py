@@ -206,6 +206,19 @@ def test_a_model_that_is_not_the_jobs_is_refused_by_what_differs(servers: Server
     client.close()
 
 
+def test_another_optimizer_than_the_servers_is_refused_with_what_takes_the_workers(servers: ServerProcesses) -> None:
+    """But only servers that were started with one: a job that has taken another worker's keeps it."""
+    hint = r"; servers that are started with --optimizer=from_worker do what the worker's optimizer says$"
+    with pytest.raises(psgrad.Refused, match=r"differs from the servers': .*" + hint):
+        join(servers.start(1, "--optimizer=adam"))
+    address = servers.start(2)
+    client = join(address)
+    with pytest.raises(psgrad.Refused) as refused:
+        join(address, optimizer=psgrad.OptimizerSettings("sgd", {"learning_rate": 0.25}))
+    assert "from_worker" not in str(refused.value)
+    client.close()
+
+
 def test_servers_that_are_not_there_are_unavailable_by_their_address() -> None:
     """After connect_timeout."""
     with pytest.raises(psgrad.Unavailable, match=r"127\.0\.0\.1:1.*refused"):

@@ -28,10 +28,12 @@ NO_SERVER = "--server=127.0.0.1:1"
 REAL_WORKER = """
     import os, sys
     program = os.environ["PSGRAD_BIN"] + "/ps_worker"
-    os.execv(program, [program, "--server=" + os.environ["PS_SERVER"], "--rank=" + os.environ["RANK"],
+    os.execv(program, [program, "--server=" + os.environ["PS_SERVER"], "--rank=" + os.environ["PS_RANK"],
                        "--dataset=synthetic:samples=200,features=10,classes=3", "--model=mlp:10,3", "--batch_size=10",
                        *sys.argv[1:]])
 """
+
+TORCHRUN_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 needs_programs = pytest.mark.skipif(
     not os.access(os.path.join(os.environ.get("PSGRAD_BIN", "/none"), "ps_worker"), os.X_OK),
@@ -105,7 +107,7 @@ class Script:
 
     def __call__(self, source: str) -> Path:
         self._path.write_text(
-            "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n" + textwrap.dedent(source)
+            "import os, signal, sys, time\nrank = int(os.environ['PS_RANK'])\n" + textwrap.dedent(source)
         )
         return self._path
 
@@ -120,14 +122,24 @@ def children_of(pid: int, program: str) -> list[int]:
 
 
 def test_workers_find_their_place_in_the_environment(script: Script) -> None:
-    path = script("print(*[os.environ[name] for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', "
-                  "'PS_SERVER', 'PS_JOB')], *sys.argv[1:])")  # fmt: skip
+    path = script("print(*[os.environ[name] for name in ('PS_RANK', 'PS_LOCAL_RANK', 'PS_NUM_WORKERS', "
+                  "'PS_LOCAL_NUM_WORKERS', 'PS_SERVER', 'PS_JOB')], *sys.argv[1:])")  # fmt: skip
     status, output = ran("--workers=2", NO_SERVER, "--job=j", path, "--epochs=3", "x")
     assert status == 0
     assert sorted(output.splitlines()) == [
         "[worker 0] 0 0 2 2 127.0.0.1:1 j --epochs=3 x",
         "[worker 1] 1 1 2 2 127.0.0.1:1 j --epochs=3 x",
     ]
+
+
+def test_torchruns_names_are_set_only_on_demand(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hugging Face's Trainer takes them for a process group. Those of a launcher around psrun are not the workers'."""
+    path = script(f"print('found:', *[os.environ[name] for name in {TORCHRUN_NAMES} if name in os.environ])")
+    for name in TORCHRUN_NAMES:
+        monkeypatch.setenv(name, "0" if "RANK" in name else "1")
+    assert ran(NO_SERVER, path) == (0, "[worker 0] found:\n")
+    for flag in ("--torch_env", "--torch_env=true"):
+        assert ran("--workers=1", flag, NO_SERVER, path) == (0, "[worker 0] found: 0 0 1 1\n")
 
 
 def test_workers_share_the_cores_unless_the_user_says_otherwise(
@@ -171,10 +183,10 @@ def test_slurm_says_how_many_tasks_each_node_has() -> None:
 
 
 def test_ranks_go_on_from_launcher_to_launcher(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = script("print(*[os.environ[name] for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE')])")
+    path = script(f"print(*[os.environ[name] for name in {TORCHRUN_NAMES}])")
     monkeypatch.setenv("SLURM_PROCID", "1")
     monkeypatch.setenv("SLURM_NTASKS", "3")
-    output = ran("--workers=2", NO_SERVER, path)[1]
+    output = ran("--workers=2", "--torch_env", NO_SERVER, path)[1]
     assert sorted(output.splitlines()) == ["[worker 2] 2 0 6 2", "[worker 3] 3 1 6 2"]
 
 
@@ -234,15 +246,78 @@ def test_a_worker_is_named_although_the_server_fails_first(script: Script) -> No
             sys.exit(5)
     """)
     status, output = ran("--optimizer=sgd", path)
-    assert status == 1
+    assert status == 5
     assert "psrun: worker 0 ended with status 5" in output
 
 
 @needs_programs
-def test_servers_that_do_not_end_after_the_workers_are_an_error(script: Script) -> None:
-    status, output = ran("--server_timeout=2s", "--optimizer=sgd", script("print('never joined')"))
+def test_servers_that_do_not_end_after_the_workers_are_an_error(script: Script, tmp_path: Path) -> None:
+    # What trains is not the worker's own process, and outlives it.
+    path = script("""
+        import subprocess
+        command = [os.environ["PSGRAD_BIN"] + "/ps_worker", "--server=" + os.environ["PS_SERVER"], "--epochs=1000000",
+                   "--dataset=synthetic:samples=200,features=10,classes=3", "--model=mlp:10,3"]
+        with open(sys.argv[1], "wb") as log:
+            worker = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        while "rank 0 of 1 as" not in open(sys.argv[1]).read():
+            time.sleep(0.01)
+        print("process", worker.pid)
+    """)
+    with psrun("--server_timeout=2s", "--optimizer=sgd", path, tmp_path / "log") as job:
+        (pid,) = job.await_output("process ([0-9]+)")
+        assert job.await_end() == 1
+    assert "psrun: server 0 still runs 2 s after the workers have ended (did they all join the job?)" in job.text
+    await_exit_of([int(pid)])
+
+
+@needs_programs
+@pytest.mark.parametrize("flags", [[], ["--servers=2"], ["--min_workers=1"]])
+def test_scripts_that_end_before_they_join_end_the_job_at_once(script: Script, flags: list[str]) -> None:
+    """As for train.py --help."""
+    began = time.monotonic()
+    status, output = ran("--workers=2", *flags, "--server_timeout=25s", script("print('usage: train')"))
+    assert status == 0
+    assert time.monotonic() - began < 20
+    assert output.count("usage: train") == 2
+    assert "psrun: the workers have ended, and none has joined the job: its servers were ended\n" in output
+    assert "failed" not in output
+
+
+@needs_programs
+def test_a_wrong_argument_of_the_script_ends_psrun_with_the_scripts_status(script: Script) -> None:
+    status, output = ran(script("import argparse\nargparse.ArgumentParser().parse_args()"), "--nonsense")
+    assert status == 2
+    assert output.endswith("psrun: the first failure: worker 0 ended with status 2\n")
+
+
+ONE_DOES_NOT_JOIN = """
+    if rank == 0:
+        sys.exit(0)
+    program = os.environ["PSGRAD_BIN"] + "/ps_worker"
+    os.execv(program, [program, "--server=" + os.environ["PS_SERVER"],
+                       "--dataset=synthetic:samples=200,features=10,classes=3", "--model=mlp:10,3", "--batch_size=10",
+                       "--epochs=1"])
+"""
+
+
+@needs_programs
+def test_a_worker_that_ends_well_before_it_joins_is_a_failure_where_others_wait_for_it(script: Script) -> None:
+    status, output = ran("--workers=2", "--optimizer=sgd", script(ONE_DOES_NOT_JOIN))
     assert status == 1
-    assert "psrun: server 0 still runs 2 s after the workers have ended (did they all join the job?)" in output
+    what = "worker 0 ended with status 0 before it joined the job, and others wait for it"
+    assert f"psrun: {what}: ending the others\n" in output
+    assert output.endswith(f"psrun: the first failure: {what}\n")
+
+
+@needs_programs
+def test_where_workers_come_and_go_another_one_may_take_the_place_of_one_that_never_joined(script: Script) -> None:
+    path = script(ONE_DOES_NOT_JOIN)
+    with psrun("--workers=2", "--max_workers=3", "--optimizer=sgd", path) as job:
+        (address,) = job.await_output(r"listening on (\S+)")
+        job.await_output("before it joined the job, and others wait for it, or for one that is started elsewhere\n")
+        with psrun(f"--server={address.decode()}", "--workers=1", script(REAL_WORKER), "--epochs=1") as more:
+            assert more.await_end() == 0, more.text
+        assert job.await_end() == 0, job.text
 
 
 @needs_programs
@@ -283,9 +358,69 @@ def test_the_first_failure_ends_everything_and_is_named(script: Script) -> None:
             print("cleaned up")
     """)
     status, output = ran("--workers=3", NO_SERVER, path)
-    assert status == 1
+    assert status == 3
     assert output.count("cleaned up") <= 2  # Those that were up already.
     assert "[worker 1] about to fail\npsrun: worker 1 ended with status 3: ending the others\n" in output
+    assert output.endswith("psrun: the first failure: worker 1 ended with status 3\n")
+
+
+def test_the_exception_of_the_first_failure_is_the_last_line(script: Script) -> None:
+    path = script("""
+        if rank == 1:
+            try:
+                raise KeyError("not this one")
+            except KeyError:
+                raise ValueError("the data\\nare gone")
+        try:
+            print("ready")
+            time.sleep(100)
+        except KeyboardInterrupt:
+            raise RuntimeError("a victim")
+    """)
+    status, output = ran("--workers=2", NO_SERVER, path)
+    assert status == 1
+    assert output.endswith("psrun: the first failure: worker 1 ended with status 1: ValueError: the data\n")
+
+
+def test_whoever_fails_because_of_another_is_not_blamed_although_it_was_faster(script: Script, tmp_path: Path) -> None:
+    path = script("""
+        class JobFailed(Exception): pass
+        JobFailed.__module__ = "psgrad"
+        done = sys.argv[1]
+        if rank == 0:
+            open(done, "w").close()
+            raise JobFailed("worker 1 has left")
+        while not os.path.exists(done):
+            time.sleep(0.01)
+        time.sleep(0.1)
+        raise ValueError("the cause")
+    """)
+    status, output = ran("--workers=2", NO_SERVER, path, tmp_path / "done")
+    assert status == 1
+    assert output.endswith("psrun: the first failure: worker 1 ended with status 1: ValueError: the cause\n") or (
+        output.endswith("psrun: worker 1 ended with status 1: ValueError: the cause\n")
+    )
+
+
+def test_a_script_runs_as_python_runs_it(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """From its own folder, as __main__, whose classes can be pickled; its traceback begins in it."""
+    (tmp_path / "beside.py").write_text("name = 'beside'")
+    path = script("""
+        import multiprocessing, pickle, beside
+        class Mine: pass
+        def square(x: int): return x * x
+        assert square.__annotations__ == {"x": int}
+        assert type(pickle.loads(pickle.dumps(Mine()))) is Mine
+        assert os.path.isabs(__file__) and sys.path[0] == os.path.dirname(__file__)
+        if __name__ == "__main__":
+            print(beside.name, sys.argv[1:], multiprocessing.get_context("spawn").Pool(1).map(square, [3]))
+            raise ValueError("no frame of psrun's is above")
+    """)
+    monkeypatch.chdir(tmp_path)
+    status, output = ran(NO_SERVER, path.name, "-x", "--help")
+    assert status == 1
+    assert output.startswith("[worker 0] beside ['-x', '--help'] [9]\n[worker 0] Traceback (most recent call last):\n"
+                             f'[worker 0]   File "{path}", line 1')  # fmt: skip
 
 
 def test_a_worker_that_is_killed_is_named_with_the_signal(script: Script) -> None:
@@ -315,7 +450,7 @@ def test_a_worker_that_fails_is_started_again_as_often_as_was_said(
     )
     (tmp_path / "lives").unlink()
     status, output = ran(NO_SERVER, "--max_restarts=1", path, "2")
-    assert status == 1
+    assert status == 3
     assert output.endswith("(1 of 1 times)\npsrun: worker 0 ended with status 3\n")
 
 

@@ -34,7 +34,7 @@ class JobFailed(Exception):
 
 
 def place(text: str) -> list[str]:
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PS_SERVER", "PS_JOB")
+    names = ("PS_RANK", "PS_LOCAL_RANK", "PS_NUM_WORKERS", "PS_LOCAL_NUM_WORKERS", "PS_SERVER", "PS_JOB")
     return [text, *(os.environ[name] for name in names)]
 
 
@@ -45,11 +45,13 @@ def threads() -> str:
 def train(*flags: str) -> int:
     worker = [os.environ["PSGRAD_BIN"] + "/ps_worker", "--server=" + os.environ["PS_SERVER"]]
     data = ["--dataset=synthetic:samples=200,features=10,classes=3", "--model=mlp:10,3", "--batch_size=10"]
-    return subprocess.run([*worker, "--rank=" + os.environ["RANK"], *data, *flags], stdin=subprocess.DEVNULL).returncode
+    return subprocess.run(
+        [*worker, "--rank=" + os.environ["PS_RANK"], *data, *flags], stdin=subprocess.DEVNULL
+    ).returncode
 
 
 def fail_on(rank: int) -> None:
-    if int(os.environ["RANK"]) == rank:
+    if int(os.environ["PS_RANK"]) == rank:
         raise ValueError(f"rank {rank} cannot")
     time.sleep(100)
 
@@ -57,7 +59,7 @@ def fail_on(rank: int) -> None:
 def blame_another(folder: str) -> None:
     """Rank 0 fails only because rank 1 has, and is faster."""
     begun, done = Path(folder) / "rank 1 has begun", Path(folder) / "rank 0 has failed"
-    if os.environ["RANK"] == "0":
+    if os.environ["PS_RANK"] == "0":
         while not begun.exists():
             time.sleep(0.01)
         psgrad.JobFailed = JobFailed  # type: ignore[attr-defined]
@@ -90,6 +92,30 @@ def unpicklable() -> object:
     return lambda: None
 
 
+def square(number: int) -> int:
+    return number * number
+
+
+class OnlyThere:
+    def __setstate__(self, state: object) -> None:
+        raise ValueError("no such thing here")
+
+
+def only_there() -> OnlyThere:
+    result = OnlyThere()
+    result.__dict__["some"] = "state"
+    return result
+
+
+def leave_another_training(log: str) -> None:
+    worker = [os.environ["PSGRAD_BIN"] + "/ps_worker", "--server=" + os.environ["PS_SERVER"], "--epochs=1000000"]
+    data = ["--dataset=synthetic:samples=200,features=10,classes=3", "--model=mlp:10,3"]
+    with open(log, "wb") as file:
+        subprocess.Popen([*worker, *data], stdout=file, stderr=file, start_new_session=True)
+    while "rank 0 of 1 as" not in Path(log).read_text():
+        time.sleep(0.01)
+
+
 def large() -> bytes:
     return bytes(10_000_000)
 
@@ -100,7 +126,7 @@ def large() -> bytes:
 def test_results_come_by_rank_from_workers_that_know_their_place() -> None:
     results = spawn(place, ("x",), workers=2, job="j", **NO_SERVER)
     assert results == [["x", str(rank), str(rank), "2", "2", "127.0.0.1:1", "j"] for rank in range(2)]
-    assert "RANK" not in os.environ
+    assert "PS_RANK" not in os.environ
 
 
 def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +178,8 @@ def test_the_cause_is_named_where_another_worker_failed_because_of_it(tmp_path: 
         (kill_oneself, (), r"^worker 0 was killed by signal 9 \(SIGKILL\)$"),
         (die_while_the_result_is_sent, (), r"^worker 0 was killed by signal 9 \(SIGKILL\)$"),
         (leave_early, (3,), "^worker 0 ended with status 3$"),
-        (unpicklable, (), "(?s)^worker 0 failed:.*pickle"),
+        (unpicklable, (), "^worker 0 returned a builtins.function that cannot be pickled: Can't pickle local object"),
+        (only_there, (), "^worker 0 returned what cannot be unpickled here: no such thing here$"),
     ],
 )
 def test_any_end_but_a_good_one_is_an_error(fn: Callable[..., object], args: tuple[int, ...], message: str) -> None:
@@ -172,9 +199,16 @@ def test_a_flag_that_servers_refuse_is_an_error_in_their_words() -> None:
 
 
 @needs_programs
-def test_servers_that_do_not_end_after_the_workers_are_an_error() -> None:
+def test_servers_that_do_not_end_after_the_workers_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(SpawnError, match=r"server 0 still runs 2 s after .*did they all join the job"):
-        spawn(threads, workers=1, optimizer="sgd", server_timeout=2.0)
+        spawn(leave_another_training, (str(tmp_path / "log"),), workers=1, optimizer="sgd", server_timeout=2.0)
+
+
+@needs_programs
+def test_functions_that_never_join_end_the_job_at_once() -> None:
+    began = time.monotonic()
+    assert spawn(square, (3,), workers=2, server_timeout=25.0) == [9, 9]
+    assert time.monotonic() - began < 20
 
 
 # ---- Arguments

@@ -29,17 +29,20 @@ SCRIPT = f"""
     data = torch.utils.data.TensorDataset(x, x.sum(dim=1, keepdim=True))
     model = torch.nn.Linear(10, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    with psgrad.torch.DistributedOptimizer(optimizer, model) as opt:
-        print("rank", opt.rank, "process", os.getpid())
-        loader = {{"num_workers": 1, "prefetch_factor": 3}} if sys.argv[2] == "ahead" else None
-        for x, y in Batches(data, opt, batch_size={BATCH}, epochs={EPOCHS}, loader=loader):
-            opt.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            if not os.path.exists(sys.argv[1]):  # Something is still to happen.
-                time.sleep(0.05)
-            opt.step()
-            if opt.param_groups[0]["lr"] != 1e-4:
-                raise AssertionError("a newcomer has another rate")
+    opt = psgrad.torch.DistributedOptimizer(optimizer, model)
+    print("rank", opt.rank, "process", os.getpid())
+    loader = {{"num_workers": 1, "prefetch_factor": 3}} if sys.argv[2] == "ahead" else None
+    for x, y in Batches(data, opt, batch_size={BATCH}, epochs={EPOCHS}, loader=loader):
+        opt.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        if not os.path.exists(sys.argv[1]):  # Something is still to happen.
+            time.sleep(0.05)
+        opt.step()
+        if opt.param_groups[0]["lr"] != 1e-4:
+            raise AssertionError("a newcomer has another rate")
+        if rank == 1 and len(sys.argv) == 4 and not os.path.exists(sys.argv[3]):
+            open(sys.argv[3], "w").close()
+            sys.exit(3)
 """
 
 
@@ -76,3 +79,17 @@ def test_workers_are_killed_and_join_and_each_sample_counts_once(
     assert counts == dict.fromkeys(range(SAMPLES // BATCH * EPOCHS), 1)
     applied = [event for event in events if event["event"] == "apply"]
     assert sum(sum(event["samples"]) for event in applied) == SAMPLES * EPOCHS
+
+
+def test_a_script_that_ends_with_a_status_is_started_again_while_the_others_train(
+    script: Script, tmp_path: Path
+) -> None:
+    """It leaves at once, though nothing but the interpreter's exit would end it."""
+    path, left, all_happened = script(SCRIPT), tmp_path / "left", tmp_path / "all_happened"
+    with psrun("--workers=2", "--min_workers=1", "--mode=bsp", path, all_happened, "as_asked", left) as job:
+        job.await_output(r"rank \d process", times=2)
+        job.await_output("worker 1 ended with status 3; it is started again in 1 s")
+        job.await_output(r"rank \d process", times=3)
+        all_happened.touch()
+        assert job.await_end() == 0, job.text
+    assert "left: SystemExit: 3" in job.text

@@ -1,14 +1,17 @@
-"""The examples, in short: they run under psrun and learn something. docs/pytorch.md names them."""
+"""The examples, in short, and the recipes of docs/pytorch.md as they are printed: they run under psrun and learn."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
@@ -43,6 +46,56 @@ def test_the_transformer_learns() -> None:
     found = re.search(r"final loss ([\d.]+)", output)
     assert found is not None, output
     assert float(found[1]) < 3.2, output
+
+
+def recipes() -> dict[str, tuple[str, list[str]]]:
+    """Each script of the page, by its name, and the commands that follow it."""
+    page = (Path(__file__).parents[2] / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    found = re.findall(r"```python\n(# (\w+\.py)\n.*?)```\n\n```\n(.*?)```", page, re.DOTALL)
+    return {name: (script, commands.splitlines()) for script, name, commands in found}
+
+
+def run_recipe(name: str, folder: Path, *, eager: bool = False) -> list[str]:
+    """The outputs of the page's commands."""
+    script, commands = recipes()[name]
+    if eager:
+        script = script.replace("torch.compile(model)", 'torch.compile(model, backend="eager")')
+    (folder / name).write_text(script, encoding="utf-8")
+    outputs = []
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        assert program == "psrun"
+        started = [sys.executable, "-m", "psgrad.run", *arguments]
+        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300, "env": environment()}
+        done = subprocess.run(started, cwd=folder, check=False, **options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = re.search(r"final loss ([\d.]+)", done.stdout)
+        assert found is not None, done.stdout + done.stderr
+        outputs.append(done.stdout + done.stderr)
+    assert float(found[1]) < 0.7, outputs  # One that has learned nothing has 1.39.
+    return outputs
+
+
+@pytest.mark.parametrize("name", ["train.py", "amp.py", "closure.py", "classifier.py"])
+def test_a_recipe_runs_as_printed_and_learns(name: str, tmp_path: Path) -> None:
+    if name == "classifier.py" and importlib.util.find_spec("pytorch_lightning") is None:
+        pytest.skip("pytorch_lightning is not installed")
+    (output,) = run_recipe(name, tmp_path, eager=True)
+    assert output.count("from now on gradients are sent in step()") == {"amp.py": 2, "classifier.py": 2}.get(name, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
+def test_the_compiled_recipe_runs_as_printed(tmp_path: Path) -> None:
+    run_recipe("amp.py", tmp_path)
+
+
+def test_a_job_goes_on_where_it_has_ended(tmp_path: Path) -> None:
+    first, second = run_recipe("resume.py", tmp_path)
+    assert "after step 32" in first
+    assert "continues at" not in first
+    assert second.count("continues at step 32") == 2
+    assert "after step 64" in second
 
 
 def one_worker(address: str, rank: int, folder: Path, *script: str) -> subprocess.Popen[str]:

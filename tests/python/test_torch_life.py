@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_support import Jobs, environment, largest_difference, loss_of, mlp, psgrad, weights_of
+from torch_support import Jobs, environment, largest_difference, loss_of, mlp, ps_server, psgrad, weights_of
 
 pytest_plugins = ["torch_fixtures"]
 
@@ -162,6 +162,69 @@ print("the parent is at version", opt.version)
     assert output.count("left:") == 1
 
 
+TRAINS_TO_STEP_5 = """
+import os, sys, torch, torch_support, psgrad.torch
+model = torch_support.mlp()
+opt = psgrad.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+for step in range(int(sys.argv[2])):
+    if opt.rank == 1 and step == 5:
+        exec(sys.argv[1])
+    opt.zero_grad()
+    torch_support.loss_of(model, step, opt.rank).backward()
+    opt.step()
+"""
+
+
+@pytest.mark.skipif(ps_server() is None, reason="psgrad._core or ps_server has not been built")
+@pytest.mark.parametrize(
+    ("ending", "status", "reason"),
+    [
+        ("sys.exit(3)", 3, "SystemExit: 3"),
+        ("raise SystemExit('no data')", 1, "SystemExit: no data"),
+        ("raise ValueError('no data')", 1, "ValueError: no data"),
+    ],
+)
+def test_a_status_that_is_not_0_is_a_failure_that_stops_the_others(
+    tmp_path: Path, ending: str, status: int, reason: str
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(TRAINS_TO_STEP_5)
+    done = psrun("--workers=2", "--mode=bsp", str(path), ending, "1000000000")
+    assert done.returncode == status, done.stderr
+    assert f"worker 1 ended with status {status}" in done.stderr.splitlines()[-1], done.stderr
+    assert reason in done.stderr
+
+
+@pytest.mark.skipif(ps_server() is None, reason="psgrad._core or ps_server has not been built")
+@pytest.mark.parametrize("ending", ["sys.exit()", "sys.exit(0)"])
+def test_status_0_is_an_end_in_order(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(TRAINS_TO_STEP_5 + "\nprint('version', opt.version)\n")
+    done = psrun("--workers=2", "--mode=bsp", str(path), ending, "8")
+    assert done.returncode == 0, done.stderr
+    assert "[worker 0] version 8\n" in done.stdout  # Or 1, where the ranks are dealt otherwise.
+
+
+@pytest.mark.skipif(ps_server() is None, reason="psgrad._core or ps_server has not been built")
+def test_a_worker_that_main_has_dropped_finishes_at_the_interpreters_exit(tmp_path: Path) -> None:
+    """And nothing of it is left then, of which nanobind would tell."""
+    path = tmp_path / "train.py"
+    lines = TRAINS_TO_STEP_5.strip().splitlines()
+    path.write_text(
+        "\n".join([lines[0], "def main():", *(f"    {line}" for line in lines[1:]), "main()", "print('end')"])
+    )
+    done = psrun("--workers=2", "--mode=bsp", str(path), "pass", "8")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("] end\n") == 2
+    assert "nanobind" not in done.stderr
+    assert "the job is finished" in done.stderr
+
+
+def psrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "psgrad.run", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment(), check=False)
+
+
 class Squares(torch.utils.data.Dataset[Any]):
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
@@ -230,6 +293,46 @@ def test_an_exponential_average_after_step(jobs: Jobs) -> None:
     ours = train(model, optimizer)
     optimizer.finish()
     assert largest_difference(weights_of(ours), weights_of(plain)) < 1e-6
+
+
+class Prepared(torch.optim.Optimizer):
+    """An optimizer as Accelerate prepares it: another one around it, whose state it has read back."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        optimizer.load_state_dict(optimizer.state_dict())
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+
+def test_the_loop_of_a_trainer_that_knows_of_one_process_alone(jobs: Jobs) -> None:
+    """As docs/pytorch.md has it: it clips after backward(), accumulates, schedules, and says nothing of any of it."""
+    job = jobs(2)
+
+    def work() -> Any:
+        model = mlp()
+        wrapped = torch.optim.AdamW(model.parameters(), lr=0.01)
+        optimizer = job.wrap(wrapped, model, overlap="none", accumulate=2)
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, total_iters=4)
+        prepared = Prepared(optimizer)
+        for step in range(4):
+            for half in range(2 if step < 3 else 1):  # An epoch's end leaves one.
+                (loss_of(model, 2 * step + half, optimizer.rank) / 2).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            prepared.step()
+            scheduler.step()
+            model.zero_grad()
+        optimizer.finish()
+        return optimizer.version, weights_of(model)
+
+    (version, one), (_, other) = job.run(work)
+    assert version == 4
+    assert largest_difference(one, other) == 0
+    assert largest_difference(one, weights_of(mlp())) > 0
 
 
 def test_a_session_joins_twice(jobs: Jobs) -> None:

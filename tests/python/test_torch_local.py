@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch_support import Jobs, largest_difference, loss_of, mlp, psgrad, seeded
 pytest_plugins = ["torch_fixtures"]
 
 STEPS = 4
+STEPS_OF_ONE_BATCH = psgrad.torch.optimizer._STEPS_OF_ONE_BATCH
 LOCAL = LocalSteps("average_weights", steps=STEPS, optimizer="momentum")
 
 
@@ -517,6 +519,67 @@ def test_with_optimizer_local_any_optimizer_trains_and_its_settings_may_change(r
     assert largest_difference(weights_of(model), weights_of(expected)) < 1e-6
 
 
+class Mine(torch.optim.SGD):
+    """A class that is not torch.optim's."""
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adadelta": lambda parameters: torch.optim.Adadelta(parameters, lr=0.5),
+    "radam": lambda parameters: torch.optim.RAdam(parameters, lr=0.05),
+    "nadam": lambda parameters: torch.optim.NAdam(parameters, lr=0.05),
+    "adamax": lambda parameters: torch.optim.Adamax(parameters, lr=0.05),
+    "amsgrad": lambda parameters: torch.optim.Adam(parameters, lr=0.05, amsgrad=True),
+    "subclass": lambda parameters: Mine(parameters, lr=0.05, momentum=0.9),
+    "foreach": lambda parameters: torch.optim.AdamW(parameters, lr=0.05, foreach=True),
+    "fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.05, fused=True),
+    "fused_sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, fused=True),
+    "dampening": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, dampening=0.1),
+}
+
+
+@pytest.mark.parametrize("flags", [STEPS_OF_ONE_BATCH, "--mode=local_sgd --optimizer=local --local_steps=2"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_that_servers_do_not_know_steps_as_in_plain_pytorch(reals: Jobs, name: str, flags: str) -> None:
+    """The first flags are those that the error names where it is refused."""
+    mode, *others = flags.removeprefix("--mode=").split()
+    expected, model = mlp(), mlp()
+    reference = OPTIMIZERS[name](expected.parameters())
+    with reals(1, mode, *others).wrap(OPTIMIZERS[name](model.parameters()), model) as optimizer:
+        for step in range(2 * STEPS):
+            for each, kind in ((expected, reference), (model, optimizer)):
+                kind.zero_grad()
+                loss_of(each, step, 0).backward()
+                kind.step()
+        assert optimizer.version == (2 * STEPS if mode == "diloco" else STEPS)
+    assert largest_difference(weights_of(model), weights_of(expected)) < 1e-6
+
+
+def test_the_mean_of_the_steps_of_one_batch(reals: Jobs) -> None:
+    """Of two workers, each with a state of its own."""
+    models = [mlp(), mlp()]
+    optimizers = [OPTIMIZERS["adadelta"](model.parameters()) for model in models]
+    for step in range(STEPS):
+        for rank in range(2):
+            optimizers[rank].zero_grad()
+            loss_of(models[rank], step, rank).backward()
+            optimizers[rank].step()
+        average(models)  # type: ignore[arg-type]
+    mode, *others = STEPS_OF_ONE_BATCH.removeprefix("--mode=").split()
+    job = reals(2, mode, *others)
+
+    def work() -> Any:
+        model = mlp()
+        with job.wrap(OPTIMIZERS["adadelta"](model.parameters()), model) as optimizer:
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                loss_of(model, step, optimizer.rank).backward()
+                optimizer.step()
+        return weights_of(model)
+
+    for weights in job.run(work):
+        assert largest_difference(weights, weights_of(models[0])) < 2e-6
+
+
 def test_with_optimizer_local_servers_clip_nothing(reals: Jobs) -> None:
     model = mlp()
     with pytest.raises(psgrad.Refused, match="nobody clips gradients for it"):
@@ -528,7 +591,7 @@ def test_an_optimizer_that_servers_lack_is_refused_unless_they_leave_it_to_the_w
     reals: Jobs, flags: tuple[str, ...]
 ) -> None:
     model = mlp()
-    with pytest.raises(ValueError, match=r"the servers have no .*Signs"):
+    with pytest.raises(ValueError, match=rf"the servers have no .*Signs.*psrun {STEPS_OF_ONE_BATCH} has the mean"):
         reals(1, *flags).wrap(Signs(model.parameters()), model)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ pytest_plugins = ["torch_fixtures"]
 SGD = torch.optim.SGD
 OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], str]] = {
     "Adadelta": (lambda p: torch.optim.Adadelta(p), "Adadelta.*SGD, Adam, AdamW, Adagrad and RMSprop"),
-    "LBFGS": (lambda p: torch.optim.LBFGS(p), "LBFGS"),
+    "LBFGS": (lambda p: torch.optim.LBFGS(p), r"LBFGS: its step\(closure\) computes several gradients"),
     "subclass": (lambda p: type("Mine", (SGD,), {})(p, lr=0.1), "Mine"),
     "dampening": (lambda p: SGD(p, lr=0.1, momentum=0.9, dampening=0.1), "dampening"),
     "maximize": (lambda p: SGD(p, lr=0.1, maximize=True), "maximize"),
@@ -88,15 +89,17 @@ def test_arguments(fakes: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     job.address = None  # type: ignore[assignment]
     with pytest.raises(ValueError, match=r"PS_SERVER"):
         job.wrap(optimizer, model)
-    monkeypatch.setenv("RANK", "one")
-    with pytest.raises(ValueError, match=r"RANK"):
-        fakes().wrap(optimizer, model)
+    for name in ("RANK", "PS_RANK"):  # The second wins.
+        monkeypatch.setenv(name, "one")
+        with pytest.raises(ValueError, match=rf"\${name} is 'one'"):
+            fakes().wrap(optimizer, model)
 
 
 def test_the_server_of_the_environment(fakes: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     job = fakes()
     monkeypatch.setenv("PS_SERVER", job.address)
-    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("PS_RANK", "0")
     job.address = None  # type: ignore[assignment]
     model = mlp()
     assert job.wrap(SGD(model.parameters(), lr=0.1), model).rank == 0
@@ -128,22 +131,40 @@ def test_different_tensors_in_one_memory_are_refused(fakes: Jobs) -> None:
         fakes().wrap(SGD(model.parameters(), lr=0.1), model)
 
 
-def test_torch_compile_is_refused(fakes: Jobs) -> None:
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[torch.distributed.device_mesh.DeviceMesh]:
+    """A process group of torch.distributed."""
+    address = f"file://{tmp_path}/group"
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, init_method=address)
+    try:
+        yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_pieces_of_tensors_are_refused(fakes: Jobs, one_process: torch.distributed.device_mesh.DeviceMesh) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.tensor import distribute_tensor
+
     model = mlp()
-    compiled = torch.compile(model)
-    with pytest.raises(ValueError, match=r"torch.compile"):
-        fakes().wrap(SGD(model.parameters(), lr=0.1), compiled)
-    model.compile()
-    with pytest.raises(ValueError, match=r"torch.compile"):
+    model[0].weight = torch.nn.Parameter(distribute_tensor(model[0].weight.detach(), one_process))
+    with pytest.raises(ValueError, match=r"0\.weight is a DTensor.*Give it the plain model"):
         fakes().wrap(SGD(model.parameters(), lr=0.1), model)
-
-
-def test_grad_scaler_is_refused_by_name(fakes: Jobs) -> None:
     model = mlp()
-    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model)
+    fully_shard(model[2], mesh=one_process)
+    with pytest.raises(ValueError, match=r"model \(2\): FSDP has cut.*Give it the plain model"):
+        fakes().wrap(SGD(model.parameters(), lr=0.1), model)
+    sharded = FullyShardedDataParallel(mlp(), device_id=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"model: FSDP has cut"):
+        fakes().wrap(SGD(sharded.parameters(), lr=0.1), sharded)
+
+
+def test_grad_scaler_is_refused_by_name_where_scaled_gradients_are_to_leave_in_backward(fakes: Jobs) -> None:
+    model = mlp()
+    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model, overlap="backward")
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(loss_of(model, 0, 0)).backward()
-    with pytest.raises(RuntimeError, match=r"torch.amp.GradScaler is not supported.*bfloat16"):
+    with pytest.raises(RuntimeError, match=r'torch.amp.GradScaler takes this step.*overlap="none"'):
         scaler.step(optimizer)
 
 
@@ -157,11 +178,9 @@ def test_a_disabled_grad_scaler_does_nothing(fakes: Jobs) -> None:
     assert optimizer.version == 1
 
 
-def test_closures_groups_and_copies(fakes: Jobs) -> None:
+def test_groups_and_copies(fakes: Jobs) -> None:
     model = mlp()
     optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model)
-    with pytest.raises(TypeError, match=r"closure"):
-        optimizer.step(lambda: 0.0)
     with pytest.raises(RuntimeError, match=r"add_param_group"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
     for copied in (copy.deepcopy, pickle.dumps):
@@ -184,21 +203,37 @@ def test_a_model_is_trained_by_one_optimizer(fakes: Jobs) -> None:
     assert second.version == 1
 
 
-def test_step_without_backward(fakes: Jobs) -> None:
+@pytest.mark.parametrize("overlap", ["auto", "backward", "none"])
+def test_step_without_a_gradient(fakes: Jobs, overlap: str) -> None:
     model = mlp()
-    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model)
-    with pytest.raises(RuntimeError, match=r"without a backward\(\)"):
+    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model, overlap=overlap)
+    with pytest.raises(RuntimeError, match=r"step 0: step\(\) without a backward\(\): no parameter has a gradient"):
         optimizer.step()
     loss_of(model, 0, 0).backward()
     optimizer.step()
+    optimizer.zero_grad()
     with pytest.raises(RuntimeError, match=r"step 1: step\(\) without a backward\(\)"):
+        optimizer.step()
+    loss_of(model, 1, 0).backward()
+    optimizer.zero_grad()
+    with pytest.raises(RuntimeError, match=r"no parameter has a gradient" if overlap != "backward" else "was changed"):
+        optimizer.step()
+    optimizer.empty_step()
+    assert optimizer.version == 2
+
+
+def test_step_with_the_last_steps_gradients(fakes: Jobs) -> None:
+    model = mlp()
+    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model, overlap="backward")
+    loss_of(model, 0, 0).backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match=r"step 1: step\(\) without a backward\(\) since the last one"):
         optimizer.step()
 
 
-@pytest.mark.parametrize("overlap", ["backward", "none"])
-def test_a_second_backward_before_step(fakes: Jobs, overlap: str) -> None:
+def test_a_second_backward_before_step(fakes: Jobs) -> None:
     model = mlp()
-    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model, overlap=overlap)
+    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model, overlap="backward")
     loss_of(model, 0, 0).backward()
     with pytest.raises(RuntimeError, match=r"a second backward\(\) before step\(\).*accumulate="):
         loss_of(model, 0, 0).backward()
@@ -226,7 +261,7 @@ def clip(model: torch.nn.Module) -> None:
 @pytest.mark.parametrize("change", [scale, replace, clip])
 def test_a_gradient_that_is_changed_after_it_was_sent(fakes: Jobs, change: Callable[[Any], None]) -> None:
     model = mlp()  # Biases come first in backward, and 0.weight's may be the one that waits for step().
-    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model)
+    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model, overlap="backward")
     loss_of(model, 0, 0).backward()
     change(model)
     with pytest.raises(RuntimeError, match=r"(0|2)\.weight.*was changed after backward\(\).*clip_norm="):
@@ -236,17 +271,6 @@ def test_a_gradient_that_is_changed_after_it_was_sent(fakes: Jobs, change: Calla
     loss_of(model, 1, 0).backward()
     optimizer.step()
     assert optimizer.version == 2
-
-
-def test_changed_gradients_are_sent_with_overlap_none(fakes: Jobs) -> None:
-    model, expected = mlp(), mlp()
-    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model, overlap="none")
-    reference = SGD(expected.parameters(), lr=0.1)
-    for one, other in ((model, optimizer), (expected, reference)):
-        loss_of(one, 0, 0).backward()
-        clip(one)
-        other.step()
-    assert torch.allclose(model[0].weight, expected[0].weight, atol=1e-7)
 
 
 def test_memory_that_was_changed_after_wrapping_is_noticed(fakes: Jobs) -> None:

@@ -89,7 +89,7 @@ def run(
 @pytest.fixture(autouse=True)
 def real_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The environment names no job, and workers that a failed test leaves behind end with it."""
-    for name in ("RANK", "PS_SERVER", "PS_JOB"):
+    for name in ("RANK", "PS_RANK", "PS_SERVER", "PS_JOB"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(psgrad, "Client", REAL_CLIENT)
     yield
@@ -280,6 +280,32 @@ def test_a_loop_of_ones_own_can_go_back_itself(restartable: Restartable, tmp_pat
         assert disturbed == train(plain.start(1, keeps=False), At({}))
     finally:
         plain.end()
+
+
+def test_a_push_that_is_given_up_when_the_server_has_died(restartable: Restartable) -> None:
+    """The step that takes changed gradients goes back, too."""
+    address = restartable.start(1, every="1")
+    model, expected = mlp(), mlp()
+    reference = torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9)
+    steps = 8
+    for step in range(steps):
+        reference.zero_grad()
+        loss_of(expected, step, 0).backward()
+        if step >= 5:
+            torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.1)
+        reference.step()
+    at = At({5: kill_and_start(restartable, 0)})
+    with Job(address, 1).wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model) as opt:
+        while opt.step_number < steps:
+            step = opt.step_number
+            opt.zero_grad()
+            loss_of(model, step, 0).backward()
+            if step >= 5:
+                at(step)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            opt.step()
+        assert opt.rollbacks == 1
+    assert largest_difference(weights_of(model), weights_of(expected)) < 1e-6
 
 
 @pytest.mark.parametrize("every", ["1000000", "7"])

@@ -399,7 +399,9 @@ def test_sparse_gradients_are_made_dense(jobs: Jobs, caplog: pytest.LogCaptureFi
             other.step()
     optimizer.finish()
     assert largest_difference(weights_of(model), weights_of(expected)) < 1e-6
-    assert caplog.text.count("0.weight: its sparse gradient is made dense to be sent") == 1
+    # 40 floats instead of 3 whole numbers of 8 bytes and 3 rows of 4 floats.
+    said = "0.weight: its sparse gradient is made dense to be sent: 160 bytes in each step instead of 72 in this one"
+    assert caplog.text.count(said) == caplog.text.count("sparse") == 1
 
 
 def test_a_gradient_that_is_not_finite_skips_the_step(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
@@ -491,7 +493,7 @@ def test_a_stale_answer_is_counted_and_training_goes_on(fakes: Jobs) -> None:
 def test_a_rate_is_told_when_it_changes(fakes: Jobs, caplog: pytest.LogCaptureFixture) -> None:
     job = fakes()
     model = mlp()
-    optimizer = job.wrap(SGD(model.parameters(), lr=0.1), model)
+    optimizer = job.wrap(SGD(model.parameters(), lr=0.1), model, overlap="backward")
     rates = [0.1, 0.1, 0.05, 0.05, 0.0]
     for step, rate in enumerate(rates):
         optimizer.param_groups[0]["lr"] = rate
@@ -504,12 +506,15 @@ def test_a_rate_is_told_when_it_changes(fakes: Jobs, caplog: pytest.LogCaptureFi
     optimizer.param_groups[0]["lr"] = 0.2
     with caplog.at_level(logging.WARNING):
         optimizer.step()
-    assert "lr was changed between backward() and step()" in caplog.text
+    assert "lr was changed between backward() and step(), when the push was under way: it is told" in caplog.text
 
 
-def test_a_worker_of_a_running_job_tells_its_rate(fakes: Jobs) -> None:
+def test_a_worker_of_a_running_job_tells_its_rate_and_where_it_continues(
+    fakes: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
     job = fakes(version=7)
     optimizer = train(job, mlp(), 2)
+    assert caplog.text.count("rank 0: the job runs already: this worker continues at step 7") == 1
     assert job.server is not None
     assert [push.learning_rate for push in job.server.pushes] == [0.1, None]
     assert optimizer.version == 9
@@ -564,6 +569,25 @@ def test_samples_that_were_left_out_are_told_after_a_push_that_could_not_begin(f
     optimizer.step()
     assert job.server is not None
     assert [(push.samples, push.passed) for push in job.server.pushes] == [(0, None), (4, 12)]
+
+
+@pytest.mark.parametrize("way", ["given_up", "skipped"])
+def test_samples_that_were_left_out_are_told_after_a_push_that_was_none(fakes: Jobs, way: str) -> None:
+    job = fakes(1, "asp")
+    model = mlp()
+    optimizer = job.wrap(SGD(model.parameters(), lr=0.1), model, samples=4)
+    optimizer.add_passed(8)
+    loss_of(model, 0, 0).backward()
+    if way == "skipped":
+        optimizer.empty_step()
+    else:
+        loss_of(model, 0, 0).backward()
+    optimizer.zero_grad()
+    loss_of(model, 1, 0).backward()
+    optimizer.step()
+    assert job.server is not None
+    pushes = [(push.samples, push.passed) for push in job.server.pushes]
+    assert pushes == [(4, 16 if way == "skipped" else 12)]
 
 
 def test_samples_add_up_over_no_sync(fakes: Jobs) -> None:
@@ -629,3 +653,31 @@ def test_psgrad_data_divides_the_samples(jobs: Jobs) -> None:
         return seen
 
     assert sorted(job.run(work)) == [8, 12]
+
+
+@pytest.mark.parametrize("overlap", ["auto", "backward", "none"])
+def test_a_closure_is_called_once_with_gradients_and_its_loss_returned(jobs: Jobs, overlap: str) -> None:
+    """As training loops of frameworks do: it zeroes, computes the loss and calls backward()."""
+
+    def train(model: torch.nn.Module, optimizer: Any) -> list[float]:
+        losses = []
+        for step in range(3):
+
+            def closure(step: int = step) -> torch.Tensor:
+                assert torch.is_grad_enabled()
+                optimizer.zero_grad()
+                loss = loss_of(model, step, 0)
+                loss.backward()
+                return loss
+
+            with torch.no_grad():
+                losses.append(float(optimizer.step(closure)))
+        return losses
+
+    expected, model = mlp(), mlp()
+    with jobs().wrap(SGD(model.parameters(), lr=0.1), model, overlap=overlap) as optimizer:
+        assert train(model, optimizer) == pytest.approx(train(expected, SGD(expected.parameters(), lr=0.1)), abs=1e-6)
+        assert optimizer.version == 3
+        loss_of(model, 3, 0).backward()
+        assert optimizer.step() is None
+    assert largest_difference(weights_of(model), weights_of(expected)) > 0

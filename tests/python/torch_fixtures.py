@@ -34,7 +34,7 @@ def reals(monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
 
 
 def _jobs(real: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
-    for name in ("RANK", "PS_SERVER", "PS_JOB"):
+    for name in ("RANK", "PS_RANK", "PS_SERVER", "PS_JOB"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(psgrad, "Client", REAL_CLIENT if real else FakeClient)
     made = Jobs(real)

@@ -361,6 +361,13 @@ TEST_CASE("The last checkpoint is tried again until the time for servers is over
   saved.job.chief.Tick(saved.job.now);
   saved.Save(3, "the disk is full");
   CHECK(*done);
+  v1::LeaveRequest leaves;
+  *leaves.mutable_id() = saved.job.first;
+  REQUIRE(saved.job.chief.Leave(leaves, saved.job.now).ok());
+  CHECK(saved.job.ended == v1::PHASE_FINISHED);
+  CHECK(saved.job.reason ==
+        "the job is finished, but no checkpoint of its end could be written within --server_timeout=60 s; if it is "
+        "started again, it trains on from folder/checkpoint-000001: shard 0: the disk is full");
 }
 
 TEST_CASE("A finished job that was restored takes a last checkpoint again only if it has gone on") {

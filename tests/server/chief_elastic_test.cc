@@ -72,6 +72,23 @@ class ElasticJob {
     request.set_reason("asked to");
     REQUIRE(job.chief.Leave(request, job.now).ok());
   }
+  // Its watch breaks, and it does not come back.
+  void Lose(const v1::Identity& id) {
+    v1::WatchRequest watch;
+    *watch.mutable_id() = id;
+    const absl::StatusOr<uint64_t> opened = job.chief.Watch(watch, job.now, [](const auto&) {});
+    REQUIRE(opened.ok());
+    job.chief.OnWatchGone(*opened, job.now);
+    Pass(std::chrono::milliseconds(1100));  // Longer than --reconnect_grace.
+  }
+  JoinAnswer JoinFrom(const std::string& name, const std::string& host) {
+    v1::JoinRequest request = Request(name);
+    request.set_host(host);
+    request.set_rank(2);  // As a script does that has RANK in its environment.
+    auto answer = std::make_shared<std::optional<absl::StatusOr<v1::JoinReply>>>();
+    job.chief.Join(request, job.now, job.now + std::chrono::hours(1), [answer](const auto& reply) { *answer = reply; });
+    return answer;
+  }
   // Those who are there renew their leases meanwhile.
   void Pass(std::chrono::nanoseconds time) {
     job.now += time;
@@ -91,6 +108,20 @@ TEST_CASE("A worker joins a job that trains, up to the most, and gets a rank of 
   ElasticJob elastic;
   CHECK(ElasticJob::Rank(elastic.Join("c")) == 2);
   CHECK(elastic.job.view.members_size() == 3);
+}
+
+TEST_CASE("Where all wait for each other, a newcomer begins with an empty contribution, and only there") {
+  for (const char* mode : {"bsp", "local_sgd", "diloco", "backup", "asp"}) {
+    INFO(mode);
+    ChiefOptions options = ElasticJob::Options();
+    options.mode = {.name = mode, .on_worker_loss = "continue"};
+    ElasticJob elastic(options);
+    const JoinAnswer newcomer = elastic.Join("c");
+    CHECK(ElasticJob::Rank(newcomer) == 2);
+    CHECK((**newcomer)->begins_empty() == (mode != std::string("backup") && mode != std::string("asp")));
+  }
+  TestJob fixed(TestJob::Options("bsp", 2, 1, /*hands_out_runs=*/false));
+  CHECK_FALSE(fixed.Join(fixed.Request("a"))->begins_empty());
 }
 
 TEST_CASE("A rank that another one has, or that there is not, is no reason to refuse a worker where they come and go") {
@@ -147,24 +178,8 @@ TEST_CASE("A claim overtakes no standby, and takes no place while all are done")
 
 TEST_CASE("A host whose workers are lost soon after they joined, one after another, has to wait longer and longer") {
   ElasticJob elastic;
-  // Its watch breaks, and it does not come back.
-  const auto lose = [&](const v1::Identity& id) {
-    v1::WatchRequest watch;
-    *watch.mutable_id() = id;
-    const absl::StatusOr<uint64_t> opened = elastic.job.chief.Watch(watch, elastic.job.now, [](const auto&) {});
-    REQUIRE(opened.ok());
-    elastic.job.chief.OnWatchGone(*opened, elastic.job.now);
-    elastic.Pass(std::chrono::milliseconds(1100));  // Longer than --reconnect_grace.
-  };
-  const auto from = [&](const std::string& name, const std::string& host) {
-    v1::JoinRequest request = elastic.Request(name);
-    request.set_host(host);
-    request.set_rank(2);  // As a script does that has RANK in its environment.
-    auto answer = std::make_shared<std::optional<absl::StatusOr<v1::JoinReply>>>();
-    elastic.job.chief.Join(request, elastic.job.now, elastic.job.now + std::chrono::hours(1),
-                           [answer](const auto& reply) { *answer = reply; });
-    return answer;
-  };
+  const auto lose = [&](const v1::Identity& id) { elastic.Lose(id); };
+  const auto from = [&](const std::string& name, const std::string& host) { return elastic.JoinFrom(name, host); };
   for (const char* name : {"c", "d", "e"}) {
     const JoinAnswer answer = from(name, "bad");
     REQUIRE(answer->has_value());
@@ -190,6 +205,38 @@ TEST_CASE("A host whose workers are lost soon after they joined, one after anoth
   elastic.ids.pop_back();
   lose((**fifth)->id());
   CHECK(from("i", "bad")->has_value());
+}
+
+TEST_CASE("Of a host that has to wait one worker at a time is let in, and all where training waits for workers") {
+  ChiefOptions options = ElasticJob::Options();
+  options.max_workers = 5;
+  options.max_standbys = 8;
+  ElasticJob elastic(options);
+  for (const char* name : {"c", "d", "e"}) elastic.Lose((**elastic.JoinFrom(name, "bad"))->id());
+  const JoinAnswer first = elastic.JoinFrom("f", "bad");
+  const JoinAnswer second = elastic.JoinFrom("g", "bad");
+  elastic.Pass(std::chrono::seconds(1));
+  CHECK(first->has_value());
+  CHECK(!second->has_value());
+  elastic.Leave((**first)->id());
+  elastic.Leave(elastic.ids[1]);
+  REQUIRE(second->has_value());
+  CHECK((*second)->ok());
+}
+
+TEST_CASE("A standby that does not call again is passed over, and one that does keeps its place") {
+  ElasticJob elastic;
+  elastic.ids.push_back(elastic.Join("c")->value()->id());
+  const JoinAnswer suspended = elastic.Join("d", std::chrono::hours(1));
+  const JoinAnswer lives = elastic.Join("e", std::chrono::hours(1));
+  elastic.Pass(std::chrono::seconds(2));
+  for (const JoinAnswer& answer : {suspended, lives}) {
+    REQUIRE(answer->has_value());
+    CHECK(Message((*answer)->status()) == "standing by: the job has all of its workers (--max_workers=3)");
+  }
+  const JoinAnswer again = elastic.Join("e", std::chrono::hours(1));
+  elastic.Leave(elastic.ids[1]);
+  CHECK(ElasticJob::Rank(again) == 1);
 }
 
 TEST_CASE("Workers beyond the most stand by, and take places in the order in which they came") {

@@ -180,6 +180,23 @@ TEST_CASE("With --optimizer=local workers join with any optimizer, which servers
   CHECK(job.Now() == HyperparameterValues{{"outer_lr", 0.7F}, {"outer_momentum", 0.9F}});
 }
 
+TEST_CASE("A worker with an optimizer that servers do not know brings none but its own, where it takes steps itself") {
+  OptimizerJob job(kFromWorker, "diloco");
+  v1::OptimizerSettings clips = Settings(kLocal);
+  clips.set_clip_norm(1);
+  CHECK(job.Refusal(clips, kDiffers).find("nobody clips gradients for it") != std::string::npos);
+  const auto joined = job.JoinWith("a", Settings(kLocal));
+  REQUIRE(joined.ok());
+  CHECK(joined->policy().local_steps().optimizer() == kLocal);
+  CHECK(job.JoinWith("b", Settings("adam")).ok());
+  CHECK(job.view.optimizer().optimizer() == kLocal);
+  OptimizerJob applies(kFromWorker, "asp");
+  CHECK(applies.Refusal(Settings(kLocal), kInvalid).find("in --mode=asp servers apply gradients") != std::string::npos);
+  OptimizerJob known(kFromWorker, "diloco");
+  REQUIRE(known.JoinWith("a", Settings("adam")).ok());
+  CHECK(known.Refusal(Settings(kLocal), kDiffers).find("--optimizer=local (the job has adam)") != std::string::npos);
+}
+
 TEST_CASE("Hyperparameters that workers brought are set by their names while the job runs, and not before") {
   OptimizerJob job(kFromWorker);
   v1::SetHyperparametersRequest request;

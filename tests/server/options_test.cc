@@ -66,6 +66,18 @@ TEST_CASE("No shards is one problem, told with the accepted range") {
   CHECK(Message(ValidateServerOptions(options)) == "--num_shards=0: expected 1 to 1024");
 }
 
+TEST_CASE("A time that another one cuts off is refused with both flags") {
+  ServerOptions options;
+  options.lease = absl::Seconds(10);
+  options.reconnect_grace = absl::Seconds(11);
+  options.progress_timeout = absl::Seconds(9);
+  CHECK(Message(ValidateServerOptions(options)) ==
+        "--reconnect_grace=11s: expected at most --lease=10s, after which a worker is lost in any case\n"
+        "--progress_timeout=9s: expected at least --lease=10s, or the job fails before a silent worker is lost");
+  options.lease = options.reconnect_grace = options.progress_timeout;
+  CHECK(ValidateServerOptions(options).ok());
+}
+
 TEST_CASE("Listening beyond this machine needs --insecure") {
   ServerOptions options;
   options.listen = "0.0.0.0:0";

@@ -100,6 +100,52 @@ TEST_CASE("A lost worker's runs come at the end of their epoch, or next if that 
   CHECK(dealer.Take(replacement, 4)->outcome() == TakeRunReply::DONE);
 }
 
+TEST_CASE("A run that every shard has refused is dealt again if that is wanted, once, and else it is used") {
+  const RunTaker a = {.rank = 0, .incarnation = 1};
+  const RunTaker b = {.rank = 1, .incarnation = 1};
+  for (const bool returns : {false, true}) {
+    RunDealer dealer(2, returns);
+    v1::TakeRunRequest request;
+    request.set_samples(4);
+    request.set_batch_size(2);
+    request.set_runs(2);
+    REQUIRE(dealer.OnRequest(a, request).ok());
+    CHECK(MustTake(dealer, a, 1) == 0);
+    CHECK(MustTake(dealer, b, 1) == 1);
+    REQUIRE(dealer.Finish(b, 1).ok());
+    request.set_finished(1);
+    request.add_refused(1);
+    request.add_refused(2);  // It has no second one.
+    dealer.TakeRecords();
+    REQUIRE(dealer.OnRequest(a, request).ok());
+    REQUIRE(dealer.OnRequest(a, request).ok());  // A repeat says nothing new.
+    CHECK(dealer.TakeRecords().size() == (returns ? 1 : 0));
+    CHECK(dealer.AllUsed() == !returns);
+    if (!returns) continue;
+    CHECK(dealer.Epoch()->returned() == 2);
+    CHECK(MustTake(dealer, b, 2) == 0);
+    REQUIRE(dealer.Finish(b, 2).ok());
+    REQUIRE(dealer.Finish(a, 1, {1}).ok());
+    CHECK(dealer.AllUsed());
+  }
+}
+
+TEST_CASE("A refused run is no part of what a cut has used, and whoever gets it may have used it by then") {
+  RunDealer dealer(2, /*returns_stale=*/true);
+  REQUIRE(*dealer.Agree({.samples = 4, .batch_size = 1, .runs = 4}));
+  const RunTaker a = {.rank = 0, .incarnation = 1};
+  const RunTaker b = {.rank = 1, .incarnation = 1};
+  for (uint64_t run = 0; run < 4; ++run) CHECK(MustTake(dealer, run % 2 == 0 ? a : b, 1 + run / 2) == run);
+  dealer.BeginCut();
+  REQUIRE(dealer.Finish(a, 2, {1}).ok());
+  REQUIRE(dealer.Finish(b, 2).ok());
+  CHECK(MustTake(dealer, b, 3) == 0);
+  CHECK(dealer.Save({{a, 2}, {b, 2}})["returned"] == std::vector<uint64_t>{0});
+  const nlohmann::ordered_json saved = dealer.Save({{a, 2}, {b, 3}});
+  CHECK(saved["returned"].empty());
+  CHECK(saved["next"] == 4);
+}
+
 TEST_CASE("The epoch's samples are counted, handed out, to be handed out again, or still to come") {
   RunDealer dealer(2);
   CHECK(!dealer.Epoch().has_value());

@@ -11,6 +11,7 @@ namespace {
 // Between two attempts: the chief may have only just started, or have many to answer.
 constexpr std::chrono::milliseconds kChiefPauseFirst(200);
 constexpr std::chrono::milliseconds kChiefPauseLongest(400);
+constexpr std::chrono::milliseconds kLastAttempt(200);  // The last one takes so long at least.
 
 }  // namespace
 
@@ -20,7 +21,8 @@ ChiefCalls::ChiefCalls(const std::shared_ptr<grpc::Channel>& channel, const Clie
       patience_(options.rejoin_timeout > absl::ZeroDuration()
                     ? Patience{.longest = ToChrono(options.rejoin_timeout), .for_restart = true}
                     : Patience{.longest = ToChrono(options.connect_timeout)}),
-      on_notice_(options.on_notice) {}
+      on_notice_(options.on_notice),
+      notice_every_(ToChrono(options.notice_every)) {}
 
 absl::Status ChiefCalls::Once(std::chrono::nanoseconds call_time, const Call& call) {
   grpc::ClientContext context;
@@ -30,6 +32,7 @@ absl::Status ChiefCalls::Once(std::chrono::nanoseconds call_time, const Call& ca
 
 absl::Status ChiefCalls::UntilAnswered(const Wait& wait, const Call& call) {
   const TimePoint begun = Now();
+  TimePoint next_notice = begun;  // A call that waits may be answered much more often.
   const Patience patience = wait.patience.value_or(patience_);
   RetryPolicy retry({.connect_timeout = patience.longest,
                      .give_up = wait.give_up,
@@ -39,7 +42,11 @@ absl::Status ChiefCalls::UntilAnswered(const Wait& wait, const Call& call) {
                     begun);
   for (int earlier = 0;; ++earlier) {
     const TimePoint attempt = Now();
-    const auto call_time = wait.shortens ? std::min(wait.call_time, retry.TimeLeft(attempt, begun)) : wait.call_time;
+    auto call_time = wait.call_time;
+    if (wait.shortens) {
+      const auto left = std::max<std::chrono::nanoseconds>(wait.give_up - attempt, kLastAttempt);
+      call_time = std::min({call_time, retry.TimeLeft(attempt, begun), left});
+    }
     retry.BeginAttempt(attempt, attempt + call_time);
     grpc::ClientContext context;
     SetDeadline(context, call_time);
@@ -65,7 +72,8 @@ absl::Status ChiefCalls::UntilAnswered(const Wait& wait, const Call& call) {
         break;
     }
     // An answer that came late says whom it waited for; one that did not come at all says nothing.
-    if (decision.notice && on_notice_) {
+    if (decision.notice && on_notice_ && (!decision.waiting || now >= next_notice)) {
+      if (decision.waiting) next_notice = now + notice_every_;
       on_notice_(decision.waiting ? Message(status) : problem + patience.Trying(decision.silent));
     }
     PauseUntil(now + decision.pause, wait.stop);

@@ -24,7 +24,7 @@ inline constexpr std::chrono::seconds kControlCallTime(10);
 // Thread-safe, but for SetPatience.
 class ChiefCalls {
  public:
-  // It uses the options `server`, `connect_timeout`, `rejoin_timeout` and `on_notice`.
+  // It uses the options `server`, `connect_timeout`, `rejoin_timeout`, `on_notice` and `notice_every`.
   ChiefCalls(const std::shared_ptr<grpc::Channel>& channel, const ClientOptions& options);
 
   struct Wait {
@@ -57,6 +57,7 @@ class ChiefCalls {
   const std::string server_;
   Patience patience_;
   const std::function<void(const std::string&)> on_notice_;
+  const std::chrono::nanoseconds notice_every_;
 };
 
 }  // namespace ps

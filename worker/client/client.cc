@@ -14,6 +14,7 @@
 #include "worker/client/gradient_memory.h"
 #include "worker/client/heartbeats.h"
 #include "worker/client/join.h"
+#include "worker/client/refused_runs.h"
 #include "worker/client/timer.h"
 #include "worker/link/shard_links.h"
 #include "worker/link/tensor_memory.h"
@@ -25,6 +26,7 @@ namespace {
 constexpr std::chrono::seconds kProgressEvery(1);
 constexpr std::chrono::seconds kAskTime(2);               // Where the shards are.
 constexpr std::chrono::milliseconds kAnswerMargin(5000);  // For the answer of a call that waits at the chief.
+constexpr std::chrono::milliseconds kBehindPause(20);
 
 ExchangeRequest PullRequest(const MutableTensors& weights, std::optional<uint64_t> version,
                             std::optional<uint64_t> step, TimePoint give_up = TimePoint::max()) {
@@ -63,7 +65,7 @@ class ClientImpl final : public Client {
   const std::string& mode() const override { return joined_as_.mode(); }
   bool synchronous() const override { return joined_as_.synchronous(); }
   const ModePolicy& policy() const override { return policy_; }
-  uint64_t start_step() const override { return joined_as_.start_step(); }
+  uint64_t start_step() const override { return joined_as_.start_step() + (begun_empty_ ? 1 : 0); }
   bool starts_with_others() const override { return joined_as_.starts_with_others(); }
   const std::string& replaced() const override { return joined_as_.replaced(); }
   absl::Duration server_timeout() const override { return absl::Milliseconds(joined_as_.server_timeout_ms()); }
@@ -127,6 +129,8 @@ class ClientImpl final : public Client {
   static TimePoint After(absl::Duration time) { return Now() + ToChrono(time); }
   std::shared_ptr<Exchange> Start(const PushInfo& push, const ConstTensors& gradients, const MutableTensors& weights,
                                   bool deferred, bool view, DoneCallback callback);
+  // An empty contribution to the step that the others are at, once it is part of a version.
+  absl::Status PushNothing();
   // Begins it, unless this client has ended, the request is wrong, or could not be made (`problem`): then it ends with
   // that error.
   std::shared_ptr<RetryingExchange> Run(ExchangeRequest request, DoneCallback callback = nullptr,
@@ -177,9 +181,11 @@ class ClientImpl final : public Client {
   ModePolicy policy_;                                     // Constant once joined, as are the next three.
   std::optional<DataSummary> data_of_all_;
   bool joined_ = false;
-  bool has_shared_memory_ = false;              // One shard at least has it.
-  std::atomic<uint64_t> begun_ = 0;             // Pushes.
-  std::atomic<uint64_t> taken_runs_ = 0;        // The chief has handed so many to this worker.
+  bool has_shared_memory_ = false;        // One shard at least has it.
+  std::atomic<uint64_t> begun_ = 0;       // Pushes.
+  std::atomic<uint64_t> taken_runs_ = 0;  // The chief has handed so many to this worker.
+  RefusedRuns refused_runs_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<bool> begun_empty_ = false;       // The empty contribution to the first step was made (JoinReply).
   std::atomic<bool> found_not_finite_ = false;  // A gradient of this worker.
   std::atomic<bool> left_ = false;
   std::atomic<bool> rolled_back_ = false;
@@ -410,8 +416,18 @@ std::shared_ptr<Exchange> ClientImpl::Start(const PushInfo& push, const ConstTen
   request.deferred = deferred;
   request.view = view && can_view() && push.tensors.empty();
   request.empty_contributions = policy_.empty_contributions;
+  if (pushes && hands_out_runs()) {
+    MutexLock lock(mutex_);
+    refused_runs_.Look();  // It lets go of memory that the next push stages its gradients in.
+  }
   const absl::Status staged = StageGradients(request);
-  return Run(std::move(request), std::move(callback), staged);
+  const uint64_t runs = *request.push.runs;
+  std::shared_ptr<RetryingExchange> exchange = Run(std::move(request), std::move(callback), staged);
+  if (pushes && hands_out_runs()) {
+    MutexLock lock(mutex_);
+    refused_runs_.Begun(runs, /*partial=*/!push.tensors.empty(), exchange);
+  }
+  return exchange;
 }
 
 absl::StatusOr<std::optional<RoundedMemory>> ClientImpl::RoundedGradients() {
@@ -500,6 +516,23 @@ absl::StatusOr<ExchangeResult> ClientImpl::PullFloat32(const MutableTensors& wei
   return Run(std::move(request))->Wait();
 }
 
+absl::Status ClientImpl::PushNothing() {
+  const bool differences = policy_.local_steps.has_value();
+  const PushInfo push = {
+      .step = start_step(),
+      .samples = 0,
+      .contribution = differences ? PushContribution::kWeightDifference : PushContribution::kGradient,
+      .runs = 0};
+  const ConstTensors nothing(context_->plan.layout().size());
+  absl::Status pushed;
+  do {  // A shard may not know yet that the others have come to this step.
+    pushed = Start(push, nothing, {}, /*deferred=*/false, /*view=*/false, nullptr)->Wait().status();
+    if (absl::IsOutOfRange(pushed)) PauseUntil(Now() + kBehindPause, over_.get_token());
+  } while (absl::IsOutOfRange(pushed) && !over_.stop_requested());
+  if (pushed.ok()) begun_empty_ = true;
+  return pushed;
+}
+
 absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_values, const MutableTensors& weights) {
   const TimePoint started = Now();
   const TimePoint deadline = After(options_.start_timeout);
@@ -514,6 +547,8 @@ absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_val
                                                     FormatSeconds(now - (silent ? heard : started)), " (", flag, ")"));
   };
   std::optional<uint64_t> version;  // The newest, as long as there is nothing to tell which one.
+  // Others wait for it, and it for them, for as long as they make steps.
+  if (joined_as_.begins_empty()) PS_RETURN_IF_ERROR(PushNothing());
   for (;;) {
     if (initialise_) {
       // A server that has just been started again may not know yet who initialises; whoever is fenced is told by the
@@ -649,6 +684,10 @@ absl::StatusOr<TakenRun> ClientImpl::TakeRun(const RunRequest& request) {
   asked.set_batch_size(request.batch_size);
   asked.set_runs(request.runs);
   asked.set_ahead(request.ahead);
+  {
+    MutexLock lock(mutex_);
+    for (const uint64_t run : refused_runs_.Among(request.finished)) asked.add_refused(run);
+  }
   for (bool paused = false;;) {
     const auto left = std::max<std::chrono::nanoseconds>((paused ? TimePoint::max() : wait_end) - Now(), {});
     const auto wait = std::chrono::ceil<std::chrono::milliseconds>(std::min(left, ToChrono(options_.notice_every)));
@@ -658,6 +697,10 @@ absl::StatusOr<TakenRun> ClientImpl::TakeRun(const RunRequest& request) {
                                 [&](v1::Chief::Stub& chief, grpc::ClientContext& context, int) {
                                   return FromGrpc(chief.TakeRun(&context, asked, &reply));
                                 }));
+    if (asked.refused_size() > 0) {
+      MutexLock lock(mutex_);
+      refused_runs_.Told(request.finished);
+    }
     if (reply.outcome() == v1::TakeRunReply::RUN) {
       taken_runs_ = request.number;
       return TakenRun{.outcome = TakenRun::Outcome::kRun, .run = reply.run()};

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("psgrad")
 
-_live: weakref.WeakSet[Member] = weakref.WeakSet()
+_live: set[Member] = set()  # A worker whose script has dropped it, as at the end of main(), is still in its job.
 _lock = threading.Lock()
 _installed = False
 _FINISHED = "finish() was called: this worker has left the job"
@@ -222,14 +221,14 @@ class Member(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None or (isinstance(value, SystemExit) and not value.code):
+        if value is None or _ends_well(value):
             try:
                 self.finish()
             except psgrad.RolledBack as error:  # No loop follows that could make the steps again.
                 self.leave(reason_of(type(error), error))
                 raise
         else:
-            self.leave(reason_of(kind, value))
+            self.leave(reason_of(type(value), value))
 
     def _check_usable(self) -> None:
         if self._ended:
@@ -250,14 +249,30 @@ def _watch(worker: Member) -> None:
 
     def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         before(kind, value, trace)
-        for one in list(_live):
-            one.leave(reason_of(kind, value))
+        leave_all(value)
 
     sys.excepthook = hook
 
 
 def live() -> list[Member]:
     return list(_live)
+
+
+def finish_all() -> None:
+    """The script has ended well."""
+    for one in list(_live):
+        one.finish()
+
+
+def leave_all(error: BaseException) -> None:
+    """The script ends by this error, which is every worker's reason to leave, unless it says that all is well."""
+    if not _ends_well(error):
+        for one in list(_live):
+            one.leave(reason_of(type(error), error))
+
+
+def _ends_well(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and (error.code is None or error.code == 0)
 
 
 def reason_of(kind: type[BaseException], value: BaseException | None) -> str:

@@ -31,6 +31,7 @@ class LocalTraining(Steps):
         self._optimizer = optimizer
         self._open = 0  # Batches since the last exchange,
         self._samples = 0  # and their samples.
+        self._overflowed = False  # A GradScaler has found the batch's gradients not finite, whatever they are now.
         self.memory.gradients  # noqa: B018  (the memory that differences are computed to)
         rounded = [entry for entry in self.weights if entry.tensor.dtype is not torch.float32]
         if rounded:
@@ -70,17 +71,16 @@ class LocalTraining(Steps):
             self.memory.weights[entry.index].copy_(values)
         self.memory.publish()
 
-    @torch.no_grad()
-    def unscale(self, scale: torch.Tensor) -> None:
-        """Takes off what a GradScaler has multiplied the loss with. ValueError, as GradScaler's, for float16."""
-        for entry in self.weights:
-            if entry.tensor.grad is not None:
-                if entry.tensor.grad.dtype is torch.float16:
-                    raise ValueError(
-                        f"{entry.name}: its gradient is float16, in which small ones would become 0 as they are "
-                        "unscaled: keep the model in float32, under torch.autocast"
-                    )
-                entry.tensor.grad.div_(scale.to(entry.tensor.grad.device))
+    def unscale(self, scale: torch.Tensor | None) -> None:
+        self.check()
+        super().unscale(scale)
+
+    def overflow(self, samples: int) -> psgrad.Result | None:
+        self._overflowed = True
+        try:
+            return self.step(samples)
+        finally:
+            self._overflowed = False
 
     def check(self) -> None:
         """RuntimeError: no backward() ran, memory has moved, or unused parameters are errors."""
@@ -94,7 +94,9 @@ class LocalTraining(Steps):
         self.unused.check(unused, self.progress.step)
 
     def not_finite(self) -> str:
-        """The name of a weight whose gradient is not finite, or "". One that is applied would stay in the state."""
+        """What has a gradient that is not finite, or "". One that is applied would stay in the state."""
+        if self._overflowed:
+            return "the loss as GradScaler has scaled it"
         entries = [entry for entry in self.weights if entry.tensor.grad is not None]
         gradients = [_values(entry.tensor.grad) for entry in entries]
         sums = [gradient.sum(dtype=torch.float64) for gradient in gradients]
@@ -111,10 +113,13 @@ class LocalTraining(Steps):
         if not skipped:
             self._apply()
             return samples
+        return self._skip(samples, skipped)
+
+    def _skip(self, samples: int, not_finite: str) -> int:
         progress = self.progress
         progress.skipped += 1
         progress.jumped_over += samples
-        log.warning("step %d: the gradient of %s is not finite: the batch was skipped", progress.step, skipped)
+        log.warning("step %d: the gradient of %s is not finite: the batch was skipped", progress.step, not_finite)
         return 0
 
     def _apply(self) -> None:
@@ -455,6 +460,7 @@ class AverageGradients(AverageWeights):
         self.check()
         self._count()
         if self._averages_gradients():
+            samples = self._skip(samples, self.not_finite()) if self._overflowed else samples
             self._samples += samples
             return self._exchange_gradients(samples)
         self._samples += self.train(samples)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import time
@@ -10,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, NoReturn
 
 import torch
+from torch._compile import _disable_dynamo
 
 import psgrad
 from psgrad.torch import life
@@ -22,7 +24,8 @@ from psgrad.torch.tensors import Buffers, Entry, Memory, entries_of
 log = logging.getLogger("psgrad")
 
 _SAMPLES_MAX = 2**32 - 1
-_NAME_MAX = 200  # Servers take no longer names.
+# With which an optimizer that servers do not know is used as one that they do.
+_STEPS_OF_ONE_BATCH = "--mode=diloco --local_steps=1 --outer_lr=1 --outer_momentum=0"
 
 
 class WrappingOptimizer(torch.optim.Optimizer):
@@ -107,14 +110,16 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
 
     Args:
         optimizer: SGD (plain, with momentum, nesterov), Adam, AdamW, Adagrad or RMSprop of torch.optim. Servers started
-            with --optimizer=from_worker do what it says. Groups may differ in lr and weight_decay. With servers
-            started with --optimizer=local (in local_sgd, diloco and easgd) it may be any: it stays the worker's own.
+            with --optimizer=from_worker do what it says. Groups may differ in lr and weight_decay. In local_sgd, diloco
+            and easgd it may be any: it stays the worker's own, as does each with servers' --optimizer=local.
         model: the module that holds the optimizer's parameters, in the host's memory or on CUDA cards: float32, or
             bfloat16 and float16, for which float32 masters are kept. Parameters in no group, or that require no
             gradient, stay as they are.
-        server: HOST:PORT or unix:PATH of the first server; $PS_SERVER if None. ($RANK, if set, is the rank to claim,
-            and $PS_JOB the job.)
-        overlap: "backward" sends each gradient while backward goes on; "none" sends all in step().
+        server: HOST:PORT or unix:PATH of the first server; $PS_SERVER if None. ($PS_RANK, or else $RANK, is the rank to
+            claim, if set, and $PS_JOB the job.)
+        overlap: "backward" sends each gradient while backward goes on, and raises in step() if it is another one by
+            then; "none" sends all in step(), whatever is in `.grad`. "auto" begins as "backward", and at the first step
+            that it does not fit goes on as "none", from that step on.
         accumulate: so many backward passes make a step. Gradients add up, as in torch: divide the loss for a mean.
         samples: that this worker's mean gradient of a step stands for, which weights it among the workers'; see
             set_samples. None: all workers weigh the same.
@@ -134,7 +139,7 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         psgrad.JobFailed, psgrad.Cancelled: the job failed; a stop was requested.
     """
 
-    # GradScaler then calls step() itself, with `grad_scale` set, instead of looking at gradients that have been sent.
+    # GradScaler then calls step() itself, with `grad_scale` set, also where it has found gradients not finite.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -143,7 +148,7 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         model: torch.nn.Module,
         *,
         server: str | None = None,
-        overlap: Literal["backward", "none"] = "backward",
+        overlap: Literal["auto", "backward", "none"] = "auto",
         accumulate: int = 1,
         samples: int | None = None,
         clip_norm: float | None = None,
@@ -156,7 +161,8 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
             raise TypeError("optimizer: this is a DistributedOptimizer already")
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer: a torch.optim.Optimizer is expected, not {type(optimizer).__name__}")
-        _check_choice("overlap", overlap, ("backward", "none"))
+        _refuse_many_gradients_a_step(optimizer)
+        _check_choice("overlap", overlap, ("auto", "backward", "none"))
         _check_choice("unused", unused, ("skip", "error"))
         _check_choice("buffers", buffers, ("rank0", "average", "local"))
         _check_whole("accumulate", accumulate, 1)
@@ -176,15 +182,14 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
             settings = groups.settings(clip_norm)
         except ValueError as error:
             groups, unknown = OwnGroups(), error
-            # A name by which servers refuse it before it is a member.
-            kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-            settings = psgrad.OptimizerSettings(kind[-_NAME_MAX:], clip_norm=clip_norm)
+            # Where workers take steps of their own, it stays this one's own; elsewhere servers refuse it.
+            settings = psgrad.OptimizerSettings("local", clip_norm=clip_norm)
         self._entries = entries_of(model, optimizer, groups, buffers)
         _refuse_second(self._entries)
 
         WrappingOptimizer.__init__(self, optimizer)
         self.accumulate = accumulate
-        self._overlap = overlap == "backward"
+        self._overlap = overlap
         self._samples = 1 if samples is None else samples
         self._samples_told = False  # set_samples() was called for the coming step.
         self._adds_up = False  # no_sync() was used: several backward passes make the coming step.
@@ -207,7 +212,8 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
             if unknown is None or "the worker's optimizer" not in str(refused):
                 raise
             raise ValueError(
-                f"{unknown}; in local_sgd, diloco and easgd ps_server --optimizer=local lets workers have any optimizer"
+                f"{unknown}. In local_sgd, diloco and easgd workers step with any optimizer: psrun "
+                f"{_STEPS_OF_ONE_BATCH} has the mean of their steps after each batch"
             ) from None
         life.Member.__init__(self, client)
         self._steps_here = client.local_steps is not None
@@ -233,6 +239,10 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         self._progress = Progress(client, started)
         self._progress.samples = self._samples
         running = client.start_step > 0 or started.version > 0
+        if self._progress.step > 0:
+            log.warning(
+                "rank %d: the job runs already: this worker continues at step %d", self.rank, self._progress.step
+            )
         told: dict[str, Any] = {"optimizer": type(self._wrapped).__name__}
         rate = None
         if settings is not None:
@@ -260,33 +270,42 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         """The step that the servers went back to in the last step() or empty_step(); None: they did not."""
         return self._rolled_back_to
 
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    @_disable_dynamo  # A function that is compiled calls it as it is. torch.optim's own are marked so, too.
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Sends what has not been sent of the gradients in `.grad`, and waits for the next weights.
+
+        `closure` is called once before that, and what it returns is returned: it computes the loss and the gradients.
 
         If the servers went back to a checkpoint, it returns with the weights of that: `rolled_back_to` is the step
         that is to be made next, and psgrad.data.Batches goes on there.
 
         Raises:
-            TypeError: a closure was given: gradients are averaged once a step.
             RuntimeError: no backward() ran, a gradient was changed after it was sent, a parameter has other memory, or
                 (unused="error") has no gradient; the text names it. empty_step() then drops the step. Or the chief
                 hands out the samples, and the loop takes none.
             ValueError: a group's hyperparameters changed in a way that servers cannot follow.
             psgrad.Error: as of psgrad.Client.push_pull.
         """
-        self._check_trains()
-        if closure is not None:
-            raise TypeError(
-                "step(closure): the closure would compute several gradients in a step, and a step here has one, so "
-                "LBFGS and its kind cannot be used; call backward() and then step()"
-            )
-        self._check_samples_are_its_own()
+        with self._scalers_attributes():
+            self._check_trains()
+            loss = self._evaluate(closure) if closure is not None else None
+            self._check_samples_are_its_own()
+            self._step()
+            return loss
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        if "grad_scale" in self.__dict__:
+            raise RuntimeError("step(closure): GradScaler takes no closure; call it first, and then scaler.step(opt)")
+        with torch.enable_grad():
+            return closure()
+
+    def _step(self) -> None:
         entered = time.monotonic()
         progress, samples = self._progress, self._progress.samples
         self._rolled_back_to = None
         self._wrapped._opt_called = True  # type: ignore[attr-defined]  # For a scheduler of the wrapped optimizer.
-        with self._unscaled(), self._following_rollbacks() as step:
-            result = self._steps.step(samples)
+        with self._following_rollbacks() as step:
+            result = (self._steps.overflow if self._unscale() else self._steps.step)(samples)
             if result is not None and result.skipped:
                 progress.skipped += 1
                 log.warning(
@@ -316,24 +335,20 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
                 "psgrad.data.Batches. torch's DistributedSampler does not know which workers there are"
             )
 
-    @contextmanager
-    def _unscaled(self) -> Iterator[None]:
-        """Takes off what a torch.amp.GradScaler has multiplied gradients with, if it is that which calls step().
+    def _unscale(self) -> bool:
+        """If a torch.amp.GradScaler calls step(), takes off its scale. Whether it has found gradients not finite.
 
-        It has set two attributes, which it removes itself if step() does not raise.
+        It decides for this worker alone: the others' gradients count, and their scales are their own.
         """
         if "grad_scale" not in self.__dict__:
-            yield
-            return
+            return False
+        self._steps.unscale(self.__dict__["grad_scale"])
+        return bool(self.__dict__["found_inf"] > 0)
+
+    @contextmanager
+    def _scalers_attributes(self) -> Iterator[None]:
+        """A GradScaler has set them, and removes them itself if step() does not raise."""
         try:
-            if not isinstance(self._steps, LocalTraining):
-                raise RuntimeError(
-                    "torch.amp.GradScaler is not supported: gradients are sent in backward(), before it has unscaled "
-                    "them. Train in bfloat16 (torch.autocast(dtype=torch.bfloat16)), which needs no scaling"
-                )
-            self._steps.check()
-            if self.__dict__["grad_scale"] is not None:  # Else the script has called scaler.unscale_().
-                self._steps.unscale(self.__dict__["grad_scale"])
             yield
         except BaseException:
             for attribute in ("grad_scale", "found_inf"):
@@ -527,6 +542,16 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         self._records.evaluated(self.step_number, self.version, split, values)
 
 
+def _refuse_many_gradients_a_step(optimizer: torch.optim.Optimizer) -> None:
+    """Its step() calls the closure when it likes: each time with weights that the others do not have."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"{type(optimizer).__name__}: its step(closure) computes several gradients, each on weights of its own: "
+            "in a step of the job each worker has one: use an optimizer whose step() needs no closure"
+        )
+
+
 def _refuse_second(entries: Iterable[Entry]) -> None:
     """The hooks of two would both send."""
     mine = {id(entry.tensor) for entry in entries}
@@ -536,12 +561,13 @@ def _refuse_second(entries: Iterable[Entry]) -> None:
 
 
 def _place_in_job() -> dict[str, Any]:
-    """What psrun (or torchrun) says of this worker."""
+    """What psrun, or else torchrun, says of this worker."""
     options: dict[str, Any] = {}
-    rank = os.environ.get("RANK")
+    name = "PS_RANK" if os.environ.get("PS_RANK") else "RANK"
+    rank = os.environ.get(name)
     if rank:
         if not rank.isdecimal():
-            raise ValueError(f"$RANK is {rank!r}: a number from 0 is expected")
+            raise ValueError(f"${name} is {rank!r}: a number from 0 is expected")
         options["rank"] = int(rank)
     job = os.environ.get("PS_JOB")
     if job:

@@ -198,6 +198,13 @@ class _Sender:
         if not done:
             raise TimeoutError(f"{what}: gradients have not come to the host's memory within {_CARD_S:.0f} s")
 
+    def give_up(self, what: str) -> list[_Sending]:
+        """Waits until nothing is sent. Returns what has not been, nor will be. Raises what was raised meanwhile."""
+        with self._changed:
+            given_up = [self._sendings.pop() for _ in range(len(self._sendings) - 1)]  # All but the one at work.
+        self.drain(what)
+        return given_up
+
     def close(self) -> None:
         """TimeoutError, if the thread does not end."""
         with self._changed:
@@ -263,9 +270,14 @@ class Staging:
 
     def begin(self, where: str, ready_at: Callable[[int, int], None]) -> None:
         """Gradients are to be sent by `ready_at` from now on. `where` is for what goes wrong."""
+        self.end()
         self._where = where
         self._ready_at = ready_at
-        for lane in self._lanes.values():  # What is left of a step that failed.
+
+    def end(self) -> None:
+        """What still waits to be copied, as in a step that failed, is not sent any more."""
+        self._ready_at = None
+        for lane in self._lanes.values():
             lane.waiting, lane.waiting_bytes = [], 0
 
     def send(self, index: int, gradient: torch.Tensor, host: torch.Tensor) -> None:
@@ -289,6 +301,16 @@ class Staging:
         self._flush_all()
         if self._sender is not None:
             self._sender.drain(self._where)
+
+    def give_up(self) -> None:
+        """Nothing is sent any more, nor are the gradients read, or the memory that they were to be copied to written.
+
+        TimeoutError; and what the sending raised.
+        """
+        self.end()
+        if self._sender is not None:
+            for sending in self._sender.give_up(self._where):
+                _await(sending.device, sending.event, f"{sending.where}: copies are to end, which are not to be sent")
 
     def fetch(self, pairs: Iterable[Pair]) -> None:
         """Copies the tensors' values to the host's memory, and waits until they are there."""
@@ -345,9 +367,7 @@ class Staging:
         """Nothing is copied any more afterwards. Never raises: memory that a card may still copy is kept, and named."""
         if not self._unpins.alive:
             return
-        self._ready_at = None
-        for lane in self._lanes.values():
-            lane.waiting = []
+        self.end()
         sender, self._sender = self._sender, None
         try:
             if sender is not None:

@@ -20,6 +20,8 @@ log = logging.getLogger("psgrad")
 
 # The push under way is given so long to end, once the client has been stopped.
 _GIVE_UP_S = 5.0
+# In so many steps what was sent is looked at again for changes that do not count as such (.data, NumPy).
+_WATCHED_STEPS = 2
 # A worker that catches up: however fast the others are, one of so many pulls falls between two of their steps.
 _PULLS_MAX = 100
 
@@ -56,7 +58,7 @@ class Progress:
 
     def ended(self, result: psgrad.Result, pulled_to: list[Any] | None) -> None:
         """A push has ended; its weights, if it brought any, are in `pulled_to`. WentBack if it did not end as one."""
-        self._check_rollback()
+        self.check_rollback()
         # Where nothing was pushed, the step's number is free again.
         self.step = max(self.step + 1 if result.answers else self.step, result.next_step)
         if "stale" in result.answers:
@@ -78,7 +80,8 @@ class Progress:
         self.pull(weights)
         self._catch_up(weights)
 
-    def _check_rollback(self) -> None:
+    def check_rollback(self) -> None:
+        """WentBack, if the client has joined again."""
         if self._client.rollbacks != self._rollbacks:
             self._rollbacks = self._client.rollbacks
             self.step = self._client.next_step
@@ -87,7 +90,7 @@ class Progress:
             raise WentBack
 
     def _brought(self, result: psgrad.Result) -> None:
-        self._check_rollback()
+        self.check_rollback()
         self.version = result.version
         self.versions = list(result.versions)
         self.learning_rate_factor = result.learning_rate_factor
@@ -157,6 +160,10 @@ class Steps(ABC):
         """The batch's gradients are in `.grad`, or have been sent. None: no exchange belongs to this step."""
 
     @abstractmethod
+    def overflow(self, samples: int) -> psgrad.Result | None:
+        """A step that counts for nothing, as a GradScaler has found gradients that are not finite."""
+
+    @abstractmethod
     def empty(self) -> psgrad.Result | None:
         """A step without samples; what was sent of it, if anything, does not count."""
 
@@ -188,6 +195,30 @@ class Steps(ABC):
         """The servers' weights, by tensor of `pushed`, as they came last; None: they are the model's."""
         return None
 
+    @torch.no_grad()
+    def unscale(self, scale: torch.Tensor | None) -> None:
+        """Takes off what a GradScaler has multiplied the loss with; None: the script has called its unscale_().
+
+        ValueError, as GradScaler's, for float16.
+        """
+        if scale is None:
+            return
+        inverse = scale.double().reciprocal().float()  # As GradScaler does, so that bits are the same.
+        on_device = {inverse.device: inverse}
+        for entry in self.weights:
+            gradient = entry.tensor.grad
+            if gradient is None:
+                continue
+            if gradient.dtype is torch.float16:
+                raise ValueError(
+                    f"{entry.name}: its gradient is float16, in which small ones would become 0 as they are "
+                    "unscaled: keep the model in float32, under torch.autocast"
+                )
+            device = gradient.device
+            if device not in on_device:  # The host does not wait, unless it is what the scale is copied to.
+                on_device[device] = inverse.to(device, non_blocking=device.type != "cpu")
+            gradient.mul_(on_device[device])
+
     def no_sync(self) -> AbstractContextManager[None]:
         """Gradients of backward passes in it stay where they are."""
         return nullcontext()
@@ -205,26 +236,31 @@ class PushGradients(Steps):
 
     A hook on each parameter sends its gradient as soon as backward has accumulated it. One gradient (or the buffers,
     where there are any) is held back until step(): servers answer with new weights only when all has been sent, so no
-    weight changes before step(), however the backward pass reads them.
+    weight changes before step(), however the backward pass reads them. Nor has any server the whole push before, so
+    that it can be given up, and begun again with what `.grad` is by then.
     """
 
-    def __init__(self, *shared: Any, overlap: bool, accumulate: int) -> None:
+    def __init__(self, *shared: Any, overlap: str, accumulate: int) -> None:
         super().__init__(*shared)
-        self._overlap = overlap
+        self._falls_back = overlap == "auto"
+        self._sends = overlap != "none"  # In backward.
         self._accumulate = accumulate
         count = len(self.memory.entries)
         self._empty: list[Any] = [None] * count
         # These are the step's, by index of the layout:
         self._fires = [0] * count  # Backward passes that gave it a gradient, but those within no_sync().
         self._sent: list[torch.Tensor | None] = [None] * count  # The gradient that was sent: kept until it has arrived,
-        self._versions = [0] * count  # and its version counter then.
+        self._versions = [0] * count  # and its version counter then;
+        self._sums: list[str] = [""] * count  # in the first steps, and on the host, what its values are like, too.
+        self._watches = _WATCHED_STEPS if self._sends else 0
         self._unsent = len(self.weights)
         # So many of the weights' gradients wait for step().
         self._held = 0 if any(entry.kind != "weight" for entry in self.pushed) else 1
         self._exchange: psgrad.Exchange | None = None
         self._ready_at: Callable[[int, int], None] | None = None
         self._told: float | None = None  # The learning rate that the push under way tells,
-        self._told_samples = 0  # and the samples.
+        self._told_samples = 0  # the samples,
+        self._told_besides = 0  # and those that others have trained in this worker's place.
         self._quiet = False  # In no_sync().
         self._ran_quietly = False  # A backward pass has, since the last step.
         self._sparse: set[int] = set()  # It was said of these.
@@ -238,29 +274,40 @@ class PushGradients(Steps):
 
     def step(self, samples: int) -> psgrad.Result:
         step = self.progress.step
-        if not self._ran_quietly and not any(self._fires):
-            raise RuntimeError(
-                f"step {step}: step() without a backward() since the last one: there is nothing to send. A worker "
-                "without samples in this step calls opt.empty_step()"
-            )
+        if self._exchange is None:
+            self._check_has_gradient()
         self.memory.check_bound()
         self.memory.check_unwritten(step)
-        self._check_unchanged()
+        if self._sends:
+            self._check_sent()
+        if not self._sends:
+            self._give_up()
+            self._check_has_gradient()
         unsent = [entry for entry in self.weights if self._sent[entry.index] is None]
         self.unused.check([each for each in unsent if not self._fires[each.index] and each.tensor.grad is None], step)
-        if self._exchange is None:
-            self._begin()
-        if self.client.lead and not self._late_rate and self.learning_rate.differs(self._told):
-            self._late_rate = True
-            log.warning(
-                "step %d: lr was changed between backward() and step(), when the push was under way: it is told with "
-                'the next one (overlap="none" tells it with this one)',
-                step,
-            )
         buffers = self.memory.take_buffers()
         remaining = [(entry.index, self._source(entry)) for entry in unsent]
         remaining.extend((entry.index, self.memory.gradients[entry.index].data_ptr()) for entry in buffers)
+        if self._exchange is None:
+            self._begin()
         return self._end(remaining, samples)
+
+    def overflow(self, samples: int) -> psgrad.Result:
+        log.warning(
+            "step %d: GradScaler has found gradients that are not finite: the step was skipped", self.progress.step
+        )
+        self.progress.skipped += 1
+        self._give_up()
+        self._begin()
+        return self._drop()
+
+    def unscale(self, scale: torch.Tensor | None) -> None:
+        if self._sends:
+            self._unexpected(
+                "torch.amp.GradScaler takes this step, and the gradients that were sent in backward() are scaled"
+            )
+        self._give_up()
+        super().unscale(scale)
 
     def empty(self) -> psgrad.Result | None:
         if self._exchange is not None:
@@ -293,17 +340,17 @@ class PushGradients(Steps):
             if self._quiet:
                 self._backward_aside()
                 return
+            if not self._sends:
+                return
             count = fires[index] = fires[index] + 1
             if count != accumulate:
                 if count > accumulate:
-                    raise self._too_many(entry)
+                    self._once_more(entry)
                 return
-            if not self._overlap:
+            if self._unsent == self._held:
                 return
             if self._ready_at is None:
                 self._begin()
-            if self._unsent == self._held:
-                return
             gradient = parameter.grad
             if fits and gradient.layout is strided and gradient.is_contiguous() and gradient.dtype is float32:  # type: ignore[union-attr]
                 address = gradient.data_ptr()  # type: ignore[union-attr]
@@ -314,6 +361,8 @@ class PushGradients(Steps):
                 address = self._copied(index, gradient)
             sent[index] = gradient
             versions[index] = gradient._version  # type: ignore[union-attr]
+            if self._watches:
+                self._sums[index] = _sums(gradient)
             self._unsent -= 1
             self._ready_at(index, address)  # type: ignore[misc]
 
@@ -326,14 +375,30 @@ class PushGradients(Steps):
             raise RuntimeError(self._closed)
         self._ran_quietly = True
 
-    def _too_many(self, entry: Entry) -> RuntimeError:
+    def _once_more(self, entry: Entry) -> None:
         passes = (
             "a second backward()" if self._accumulate == 1 else f"more than accumulate={self._accumulate} backward()s"
         )
-        return RuntimeError(
-            f"step {self.progress.step}: {passes} before step() reached {entry.name}, whose gradient was final. To "
-            "add up several: accumulate=, or opt.no_sync() around all but the last; to drop this step: "
-            "opt.empty_step(). (With torch.utils.checkpoint: use_reentrant=False)"
+        self._unexpected(
+            f"{passes} before step() reached {entry.name}, whose gradient was final",
+            "To add up several and send them in the last: accumulate=, or opt.no_sync() around all but that. (With "
+            "torch.utils.checkpoint: use_reentrant=False)",
+        )
+
+    def _unexpected(self, seen: str, advice: str = "") -> None:
+        """With overlap="auto" no gradient is sent in backward any more, else RuntimeError.
+
+        What was sent of this step is given up by step(), which sends what `.grad` is then.
+        """
+        seen = f"step {self.progress.step}: {seen}"
+        if not self._falls_back:
+            raise RuntimeError(f'{seen}. overlap="none" sends in step(); to drop this step: opt.empty_step(). {advice}')
+        self._sends = False
+        log.warning(
+            '%s: from now on gradients are sent in step(), as with overlap="none", and what was sent of this step does '
+            "not count. %s",
+            seen,
+            advice,
         )
 
     def _copied(self, index: int, gradient: torch.Tensor | None) -> int:
@@ -356,7 +421,12 @@ class PushGradients(Steps):
         strided = gradient.layout is torch.strided
         if not strided and index not in self._sparse:
             self._sparse.add(index)
-            log.warning("%s: its sparse gradient is made dense to be sent", self.memory.entries[index].name)
+            log.warning(
+                "%s: its sparse gradient is made dense to be sent: %d bytes in each step instead of %d in this one",
+                self.memory.entries[index].name,
+                self.memory.gradients[index].nbytes,
+                gradient._indices().nbytes + gradient._values().nbytes,
+            )
         with torch.no_grad():
             return gradient if strided else gradient.to_dense()
 
@@ -366,7 +436,7 @@ class PushGradients(Steps):
         progress = self.progress
         self._told = self.learning_rate.to_tell(self.client.lead)
         self._told_samples = max(1, progress.samples)  # With none, weights would come while backward goes on.
-        jumped_over, progress.jumped_over = progress.jumped_over, 0
+        self._told_besides, progress.jumped_over = progress.jumped_over, 0
         self.began = time.monotonic()
         self._exchange = self.client.begin(
             progress.step,
@@ -375,7 +445,7 @@ class PushGradients(Steps):
             version=progress.version,
             versions=progress.versions,
             samples=self._told_samples,
-            passed=self._told_samples + jumped_over if jumped_over else None,
+            passed=self._told_samples + self._told_besides if self._told_besides else None,
             learning_rate=self._told,
             skip_not_finite=True,
             deferred=True,
@@ -385,21 +455,47 @@ class PushGradients(Steps):
 
     # ---- In step()
 
-    def _check_unchanged(self) -> None:
-        """RuntimeError, naming the tensor, if a gradient that was sent is not what `.grad` is now."""
+    def _check_has_gradient(self) -> None:
+        if all(entry.tensor.grad is None for entry in self.weights):
+            raise RuntimeError(
+                f"step {self.progress.step}: step() without a backward(): no parameter has a gradient. A worker "
+                "without samples in this step calls opt.empty_step()"
+            )
+
+    def _check_sent(self) -> None:
+        """Looks for what makes this step another one than what was sent of it."""
         sent, versions = self._sent, self._versions
         changed = [
             entry.name
             for entry in self.weights
             if (gradient := sent[entry.index]) is not None
-            and (entry.tensor.grad is not gradient or gradient._version != versions[entry.index])
+            and (
+                entry.tensor.grad is not gradient
+                or gradient._version != versions[entry.index]
+                # The host would have to wait for a card's.
+                or (self._watches and entry.device is None and self._sums[entry.index] != _sums(gradient))
+            )
         ]
-        if changed:
-            raise RuntimeError(
-                f"step {self.progress.step}: .grad of {shortened(changed)} was changed after backward() and before "
-                "step(), when it had been sent already. To clip, give DistributedOptimizer clip_norm=, which servers "
-                'apply to the mean of all workers\' gradients; for anything else, overlap="none" sends in step(); to '
-                "drop this step: opt.empty_step()"
+        late_rate = self._exchange is not None and self.client.lead and self.learning_rate.differs(self._told)
+        if not self._ran_quietly and not any(self._fires):
+            self._unexpected(
+                "step() without a backward() since the last one takes what is in .grad",
+                "A worker without samples in a step calls opt.empty_step()",
+            )
+        elif changed:
+            self._unexpected(
+                f".grad of {shortened(changed)} was changed after backward() and before step(), when it had been sent "
+                "already",
+                "To clip, give DistributedOptimizer clip_norm=: servers apply it to the mean of all workers' gradients",
+            )
+        elif late_rate and self._falls_back:
+            self._unexpected("lr was changed between backward() and step()", "Change it after step()")
+        elif late_rate and not self._late_rate:
+            self._late_rate = True
+            log.warning(
+                "step %d: lr was changed between backward() and step(), when the push was under way: it is told with "
+                'the next one (overlap="none" tells it with this one)',
+                self.progress.step,
             )
 
     def _source(self, entry: Entry) -> int | torch.Tensor | None:
@@ -407,11 +503,25 @@ class PushGradients(Steps):
         gradient = entry.tensor.grad
         if gradient is None:
             return None
-        self._sent[entry.index] = gradient
         plain = entry.in_place and gradient.layout is torch.strided and gradient.dtype is torch.float32
         if plain and gradient.is_contiguous():
             return gradient.data_ptr()
         return self._copied(entry.index, gradient) if entry.device is None else self._dense(entry.index, gradient)
+
+    def _give_up(self) -> None:
+        """Ends the push under way, as if it had not been begun."""
+        if self._exchange is None:
+            return
+        sent = (entry.index for entry in self.weights if self._sent[entry.index] is not None)
+        staging = self.memory.staging
+        try:
+            staging.settle()  # It brings weights, if the job was rolled back.
+            staging.give_up()
+            self._exchange.give_up(next(sent, self.weights[0].index))
+        finally:
+            self._forget()
+        self.progress.check_rollback()
+        self.progress.jumped_over += self._told_besides
 
     def _drop(self) -> psgrad.Result:
         """Makes the push under way an empty contribution, and waits for its weights."""
@@ -444,7 +554,7 @@ class PushGradients(Steps):
         self.learning_rate.was_told(self._told, result)
         if not result.answers:
             # What has arrived of it is dropped by the next push of this number, which differs in what it says passed.
-            self.progress.jumped_over += self._told_samples
+            self.progress.jumped_over += self._told_samples + self._told_besides
         return self._took(result, followed)
 
     def _took(self, result: psgrad.Result, followed: bool = False) -> psgrad.Result:
@@ -455,8 +565,10 @@ class PushGradients(Steps):
 
     def _forget(self) -> None:
         """The step has ended, in one way or the other."""
+        self._watches -= self._watches > 0 and self._exchange is not None
         self._exchange = None
         self._ready_at = None
+        self.memory.staging.end()
         self._ran_quietly = False
         self._unsent = len(self.weights)
         for entry in self.weights:
@@ -494,3 +606,12 @@ def _locked(lock: threading.Lock, hook: Callable[[torch.Tensor], None]) -> Calla
             hook(parameter)
 
     return locked
+
+
+@torch.no_grad()
+def _sums(gradient: torch.Tensor | None) -> str:
+    """Of the values and of their squares, in a form in which NaN is equal to itself."""
+    assert gradient is not None
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    total, norm = values.sum(dtype=torch.float64), torch.linalg.vector_norm(values, dtype=torch.float64)
+    return f"{float(total)!r} {float(norm)!r}"

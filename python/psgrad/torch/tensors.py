@@ -33,6 +33,10 @@ Kind = Literal["weight", "constant", "buffer_lowest", "buffer_mean"]
 
 _BUFFER_KINDS: dict[str, Kind] = {"rank0": "buffer_lowest", "average": "buffer_mean", "local": "constant"}
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_WHOLE = (
+    "Give it the plain model: servers share its tensors out by themselves. Within a node DistributedDataParallel or "
+    'FSDP may stay, with one worker a node, which puts whole gradients into .grad of a plain model (overlap="none")'
+)
 # float32 holds every whole number up to this one.
 _LARGEST_WHOLE = 2**24
 
@@ -76,7 +80,7 @@ def entries_of(
     group_of = {id(each): index for index, group in enumerate(optimizer.param_groups) for each in group["params"]}
     entries: list[Entry] = []
     left_out: list[str] = []
-    for name, parameter in model.named_parameters():
+    for name, parameter in _named_parameters(model):
         group = group_of.pop(id(parameter), None)
         _check_parameter(name, parameter)
         if parameter.numel() == 0:
@@ -120,6 +124,16 @@ def _fits(tensor: torch.Tensor) -> bool:
     return tensor.dtype is torch.float32 and tensor.is_contiguous() and device_of(tensor) is None
 
 
+def _named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    for name, parameter in model.named_parameters():
+        yield _eager_name(name), parameter
+
+
+def _eager_name(name: str) -> str:
+    """Without what torch.compile puts before the names of a module that it wraps: all workers have the same."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
 def _persistent_buffers(
     model: torch.nn.Module,
 ) -> Iterator[tuple[str, torch.Tensor, tuple[torch.nn.Module, str]]]:
@@ -130,7 +144,7 @@ def _persistent_buffers(
             if buffer is None or name in module._non_persistent_buffers_set or id(buffer) in seen:
                 continue
             seen.add(id(buffer))
-            yield f"{prefix}.{name}" if prefix else name, buffer, (module, name)
+            yield _eager_name(f"{prefix}.{name}" if prefix else name), buffer, (module, name)
 
 
 def _refuse_model(model: torch.nn.Module) -> None:
@@ -141,16 +155,20 @@ def _refuse_model(model: torch.nn.Module) -> None:
             "model: DistributedDataParallel averages gradients by itself; pass the module in it (model.module)"
         )
     for name, module in model.named_modules():
-        # It is told by its name, as the class is in a module that is slow to import.
-        compiled = (
-            type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
-        )
-        if compiled:
-            where = f" ({name})" if name else ""
+        # They are told by their names, as the classes are in modules that are slow to import.
+        kinds = {kind.__name__ for kind in type(module).__mro__}
+        if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
             raise ValueError(
-                f"model{where}: torch.compile is not supported yet, as compiled code may read weights when it likes; "
-                "pass the module that was compiled, and train that"
+                f"model{f' ({name})' if name else ''}: FSDP has cut its parameters into pieces, and psgrad needs whole "
+                f"ones. {_WHOLE}"
             )
+    for name, parameter in model.named_parameters():
+        if _is_dtensor(parameter):
+            raise ValueError(f"{name} is a DTensor, a piece of a tensor, and psgrad needs whole ones. {_WHOLE}")
+
+
+def _is_dtensor(tensor: torch.Tensor) -> bool:
+    return any(kind.__name__ == "DTensor" for kind in type(tensor).__mro__)
 
 
 def _check_parameter(name: str, parameter: torch.nn.Parameter) -> None:

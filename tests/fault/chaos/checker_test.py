@@ -153,11 +153,15 @@ class CheckerTest(unittest.TestCase):
             push.answers = ["APPLIED", "APPLIED" if (push.rank, push.step) == (0, 0) else "NONE"]
         assert problems(records) == []
 
-    def test_what_was_refused_or_not_written_may_be_missing(self):
+    def test_what_was_refused_and_not_handed_out_again_is_missing_unless_its_worker_was_lost(self):
         records = asp()
         records.samples = 4 * 8
         records.pushed.append(pushed(1, 1, 1, 3, ["STALE"]))
         assert problems(records) == []
+        records.pushed += [pushed(1, 1, step, 3, ["NONE"]) for step in (2, 3)]
+        self.finds(records, f"{3 * 8} samples count, and not {4 * 8}")
+
+    def test_what_was_not_written_may_be_missing(self):
         records = bsp()
         records.samples = 8 * 8
         for served in records.served:

@@ -15,7 +15,7 @@ STEPS = 400  # Of each worker, of 4 ms or more.
 # come, of whom one has no place at first.
 ELASTIC, EPOCHS = 3, 3
 NEWCOMERS = [f"worker-{number}" for number in (WORKERS, WORKERS + 1)]
-ELASTIC_FLAGS = ["--budget=job", "--min_workers=1", f"--max_workers={WORKERS + 1}"]
+ELASTIC_FLAGS = ["--budget=job", "--stale_runs=return", "--min_workers=1", f"--max_workers={WORKERS + 1}"]
 JOB_SAMPLES = EPOCHS * SAMPLES
 # The version of a finished job, where a step is a version; elsewhere it depends on who was lost.
 VERSIONS = dict.fromkeys(["bsp", "backup"], STEPS) | dict.fromkeys(["local_sgd", "diloco"], STEPS // LOCAL_STEPS)

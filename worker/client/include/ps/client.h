@@ -121,8 +121,9 @@ struct PushInfo {
   // PushRequest.
   std::optional<float> learning_rate = {};
   // Where the job hands out runs: how many of the runs that this worker has taken, counted from its first one, are used
-  // once this push is applied. A job that goes back to a checkpoint hands out the others again. Unset: all that the
-  // worker has taken.
+  // once this push is applied; each goes into one push. A job that goes back to a checkpoint hands out the others
+  // again, and with --stale_runs=return also those whose push every shard refused. Unset: all that the worker has
+  // taken.
   std::optional<uint64_t> runs = {};
   // Unless empty, the push is partial: it carries these tensors alone, by their index in the layout, ascending, and a
   // push_pull brings them alone. Servers leave all others as they are. Other blocks of memory may be empty. Where a
@@ -401,7 +402,9 @@ class Client {
   virtual absl::Status Initialise(const ConstTensors& values) = 0;
 
   // The start of training: sends `initial_values` if (or as soon as) the chief asks for them, waits until the job is
-  // running, and pulls the newest version.
+  // running, and pulls the newest version. A newcomer to a job whose workers come and go and wait for each other first
+  // makes an empty contribution to the step that they are at, so that none of them waits for its first gradient:
+  // start_step() is the step after that from then on.
   virtual absl::StatusOr<ExchangeResult> Start(const ConstTensors& initial_values, const MutableTensors& weights) = 0;
 
   // Blocking forms.
