@@ -83,6 +83,35 @@ def test_weights_have_the_bits_of_plain_pytorch(reals: Jobs, overlap: str, caplo
     assert "more slowly" not in caplog.text, "memory could not be pinned"
 
 
+@pytest.mark.parametrize("scales", [False, True])
+def test_pushes_that_are_given_up_leave_the_bits_of_plain_pytorch(reals: Jobs, scales: bool) -> None:
+    """Gradients are clipped, in some steps under a scaler that overflows, while copies of them are under way."""
+
+    def train(model: torch.nn.Module, optimizer: Any) -> float:
+        scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10, enabled=scales)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            if hasattr(optimizer, "_steps"):
+                optimizer._steps._sends = True  # Once more.
+            x = torch.randn(32, 64, generator=torch.Generator().manual_seed(step)).cuda()
+            torch.cuda._sleep(CYCLES)
+            loss = model(x).square().mean() * (float("inf") if scales and step in (0, 3) else 1.0)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            scaler.step(optimizer)
+            scaler.update()
+        return scaler.get_scale()
+
+    expected = model_of()
+    model = copy.deepcopy(expected)
+    scale = train(expected, sgd(expected))
+    with reals().wrap(sgd(model), model) as optimizer:
+        assert train(model, optimizer) == scale
+        assert optimizer.skipped == (2 if scales else 0)
+    assert_equal_bits(model, expected)
+
+
 def test_bfloat16_has_the_bits_of_float32_masters(reals: Jobs) -> None:
     expected = model_of().bfloat16()
     model = copy.deepcopy(expected)

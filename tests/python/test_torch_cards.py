@@ -283,6 +283,200 @@ def test_what_a_failed_step_leaves_is_not_sent_with_the_next(cards: Any) -> None
         stage.close()
 
 
+def test_what_a_failed_step_leaves_is_not_sent_as_buffers_are_copied(
+    fakes: Jobs, cards: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are copied before the next push begins."""
+
+    def fail(self: Any, index: int, address: int) -> None:
+        raise ValueError("this push can send nothing")
+
+    with cards() as made:
+        model = seeded(lambda: torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5)))
+        watch(model, made)
+        with fakes().wrap(momentum(model), model, overlap="none") as optimizer:
+            model(torch.ones(4, 6)).square().sum().backward()
+            with monkeypatch.context() as patch:
+                patch.setattr(fake_client.FakeExchange, "ready_at", fail)
+                with pytest.raises(ValueError, match="this push can send nothing"):
+                    optimizer.step()
+            optimizer.step()
+
+
+def test_what_is_given_up_is_copied_to_its_end_and_not_sent(cards: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for what was on its way."""
+    with cards() as made:
+        made.eager = 0
+        stage = staging.Staging("rank 0")
+        at_work, drained = threading.Event(), threading.Event()
+        sent: list[int] = []
+
+        def ready_at(index: int, _: int) -> None:
+            at_work.set()
+            assert drained.wait(JOIN_S)
+            sent.append(index)
+
+        def drain(self: Any, what: str) -> None:
+            drained.set()
+            plain(self, what)
+
+        plain = staging._Sender.drain
+        monkeypatch.setattr(staging._Sender, "drain", drain)
+        large = [torch.full((1 << 18,), index + 1.0) for index in range(3)]
+        hosts = [torch.zeros(1 << 18) for _ in large]
+        stage.begin("step 0", ready_at)
+        for index, gradient in enumerate(large):
+            stage.send(index, gradient, hosts[index])
+        stage.send(3, torch.ones(3), torch.zeros(3))
+        assert at_work.wait(JOIN_S)
+        stage.give_up()
+        assert sent == [0]
+        (card,) = made.cards
+        assert not card.copies.copies
+        stage.fetch([(torch.ones(3), torch.zeros(3))])
+        assert card.batches == [1, 1, 1, 1]
+        stage.begin("step 0", ready_at)
+        stage.send(3, torch.ones(3), torch.zeros(3))
+        stage.drain()
+        assert sent == [0, 3]
+        stage.close()
+
+
+def clip(model: torch.nn.Module, optimizer: Any, step: int) -> None:
+    loss_of(model, step, optimizer.rank).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    optimizer.step()
+
+
+def twice(model: torch.nn.Module, optimizer: Any, step: int) -> None:
+    loss_of(model, step, optimizer.rank).backward()
+    loss_of(model, step + 100, optimizer.rank).backward()
+    optimizer.step()
+
+
+def scaled(model: torch.nn.Module, optimizer: Any, step: int, unscale: bool = False) -> None:
+    """Rank 0 overflows in step 1, and both do in step 3."""
+    overflows = step == 3 or (step, optimizer.rank) == (1, 0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scaler.scale(loss_of(model, step, optimizer.rank) * (float("inf") if overflows else 1.0)).backward()
+    if unscale:
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    scaler.step(optimizer)
+
+
+def scaled_and_clipped(model: torch.nn.Module, optimizer: Any, step: int) -> None:
+    scaled(model, optimizer, step, unscale=True)
+
+
+needs_scaler = pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="no torch.amp.GradScaler")
+GIVES_UP = [clip, twice, *(pytest.param(each, marks=needs_scaler) for each in (scaled, scaled_and_clipped))]
+
+
+@pytest.mark.parametrize("act", GIVES_UP, ids=lambda act: act.__name__)
+@pytest.mark.parametrize("make", [mlp, deep])
+def test_a_push_is_given_up_and_begun_again_with_equal_bits(
+    jobs: Jobs, cards: Any, make: Any, act: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In each step."""
+
+    def run(made: Cards | None) -> list[dict[str, torch.Tensor]]:
+        job = jobs(2)
+
+        def work() -> dict[str, torch.Tensor]:
+            model = make()
+            if made is not None:
+                watch(model, made)
+            with job.wrap(momentum(model), model, overlap="auto") as optimizer:
+                for step in range(STEPS):
+                    optimizer.zero_grad()
+                    optimizer._steps._sends = True  # Once more.
+                    act(model, optimizer, step)
+                assert optimizer.skipped == (
+                    (2 if optimizer.rank == 0 else 1) if act in (scaled, scaled_and_clipped) else 0
+                )
+            return weights_of(model)
+
+        return job.run(work)
+
+    expected = run(None)
+    for seed in SEEDS if make is mlp else (2,):
+        caplog.clear()
+        with cards(seed) as made:
+            assert equal(run(made), expected)
+        assert caplog.text.count("from now on gradients are sent in step()") == 2 * STEPS
+
+
+@pytest.mark.parametrize("act", GIVES_UP, ids=lambda act: act.__name__)
+def test_nothing_is_sent_of_a_push_after_it_was_given_up(
+    fakes: Jobs, cards: Any, act: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the card has copied is late: it is to be sent when the push has to be over."""
+    late = threading.Event()
+    send, end_copies, give_up = staging._Sending.send, staging._Sender.give_up, fake_client.FakeExchange.give_up
+    given_up: list[int] = []
+
+    def send_late(self: Any) -> None:
+        assert late.wait(JOIN_S)
+        send(self)
+
+    def end_copies_late(self: Any, what: str) -> Any:
+        late.set()
+        return end_copies(self, what)
+
+    def give_up_first(self: Any, tensor: int) -> None:
+        given_up.append(tensor)
+        give_up(self, tensor)
+        late.set()
+
+    expected, model = deep(), deep()
+    with fakes().wrap(momentum(expected), expected, overlap="none") as optimizer:
+        act(expected, optimizer, 0)
+    with cards() as made:
+        watch(model, made)
+        with fakes().wrap(momentum(model), model) as optimizer:
+            monkeypatch.setattr(staging._Sending, "send", send_late)
+            monkeypatch.setattr(staging._Sender, "give_up", end_copies_late)
+            monkeypatch.setattr(fake_client.FakeExchange, "give_up", give_up_first)
+            act(model, optimizer, 0)
+            assert len(given_up) == 1
+    assert equal([weights_of(model)], [weights_of(expected)])
+
+
+def test_weights_are_on_the_card_when_a_push_is_given_up(
+    fakes: Jobs, cards: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the servers went back, the end of the push writes others to the host's memory."""
+    give_up = fake_client.FakeExchange.give_up
+    read: list[bool] = []
+
+    def look(self: Any, tensor: int) -> None:
+        read.extend(bool(card.reading) for card in made.cards)
+        give_up(self, tensor)
+
+    with cards() as made:
+        model = mlp()
+        watch(model, made)
+        with fakes().wrap(momentum(model), model) as optimizer:
+            assert made.cards[0].reading
+            monkeypatch.setattr(fake_client.FakeExchange, "give_up", look)
+            clip(model, optimizer, 0)
+    assert read == [False]
+
+
+def test_values_of_gradients_on_a_card_are_not_looked_at(
+    fakes: Jobs, cards: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host would wait for them in backward()."""
+
+    def fail(_: Any) -> Any:
+        raise AssertionError("a card's gradient was looked at")
+
+    monkeypatch.setattr("psgrad.torch.steps._sums", fail)
+    with cards() as made:
+        train(fakes(), mlp, made)
+
+
 def test_weights_are_not_written_while_they_may_be_read(fakes: Jobs, cards: Any) -> None:
     """As by an evaluation between backward() and step()."""
     with cards() as made:

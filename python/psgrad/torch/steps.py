@@ -515,7 +515,7 @@ class PushGradients(Steps):
         sent = (entry.index for entry in self.weights if self._sent[entry.index] is not None)
         staging = self.memory.staging
         try:
-            staging.settle()  # It brings weights, if the job was rolled back.
+            staging.settle()  # If the job was rolled back, the push ends with a checkpoint's weights.
             staging.give_up()
             self._exchange.give_up(next(sent, self.weights[0].index))
         finally:
