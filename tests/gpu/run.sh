@@ -75,6 +75,18 @@ sanitize() {
   done
 }
 
+# psgrad.torch: the package's tests are not in a bundle.
+package() {
+  if [[ ! -f $here/../python/torch_support.py ]]; then
+    row "psgrad.torch" "skipped: not in a bundle"
+  elif ! python3 -c 'import psgrad.torch, pytest, torch; assert torch.cuda.is_available()' >"$logs/package.log" 2>&1; then
+    row "psgrad.torch" "skipped: needs psgrad, pytest and PyTorch that finds a card ($logs/package.log)"
+  else
+    PSGRAD_BIN=${PSGRAD_BIN:-$bin} check "psgrad.torch" 600 python3 -m pytest -q -p no:cacheprovider \
+      "$here/test_torch_cuda.py"
+  fi
+}
+
 # train LOG H MATH STEPS FLAG...: one worker's steps without and with servers, as JSON.
 train() {
   local log=$1 h=$2 math=$3 steps=$4
@@ -131,6 +143,7 @@ if part checks; then
   check "backend" 300 "$bin/model_test" "GPU:*"
   check "devices" 60 "$bin/model_test" "Workers of a host*"
   check "jobs, and traces of PyTorch and NumPy" 600 "$bin/integration_test" "GPU:*"
+  package
 fi
 if part sanitizer; then sanitize; fi
 if part bench; then bench; fi

@@ -286,6 +286,7 @@ class FakeExchange:
         self.skipped = ""
         self.answer = ""
         self.given: Any = None  # With begin().
+        self.result: FakeResult | None = None  # Once wait_tensor() has waited for it.
         layout = client.server.layout
         self.missing = {index for index, spec in enumerate(layout) if spec.kind != "constant"}
 
@@ -331,11 +332,18 @@ class FakeExchange:
         assert self.missing, "set_samples after the last ready()"
         self.push.samples = samples
 
+    def wait_tensor(self, tensor: int, timeout: float | None = None) -> None:
+        """All come together."""
+        if self.result is None:
+            self.result = self.wait()
+
     def give_up(self, tensor: int) -> None:
         assert self.missing - {tensor}, "give_up() of a push that is complete"
         self.missing = {tensor}
 
     def wait(self, timeout: float | None = None) -> FakeResult:
+        if self.result is not None:
+            return self.result
         server = self.client.server
         if self.missing and self.client.stopped:
             raise sys.modules["psgrad"].Cancelled(f"rank {self.client.rank}: stopped")

@@ -66,6 +66,7 @@ class LocalTraining(Steps):
 
     @torch.no_grad()
     def _put(self, weights: list[torch.Tensor]) -> None:
+        self.memory.staging.settle()
         for entry, values in zip(self.pushed, weights, strict=True):
             self.memory.weights[entry.index].copy_(values)
         self.memory.publish()
@@ -98,7 +99,8 @@ class LocalTraining(Steps):
             return "the loss as GradScaler has scaled it"
         entries = [entry for entry in self.weights if entry.tensor.grad is not None]
         gradients = [_values(entry.tensor.grad) for entry in entries]
-        if torch.stack([gradient.sum(dtype=torch.float64) for gradient in gradients]).isfinite().all():
+        sums = [gradient.sum(dtype=torch.float64) for gradient in gradients]
+        if torch.stack([each.to(sums[0].device) for each in sums]).isfinite().all():
             return ""
         # Finite gradients may be so large that their sum is not: so each is looked at.
         found = (entry for entry, gradient in zip(entries, gradients, strict=True) if not gradient.isfinite().all())
@@ -171,12 +173,14 @@ class LocalTraining(Steps):
         """Those of the batch, and the buffers' values, in the gradients' memory; None: there is none."""
         memory = self.memory
         out: list[Any] = [None] * len(memory.entries)
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         for entry in self.weights:
             gradient = entry.tensor.grad
             if gradient is not None:
-                target = memory.gradients[entry.index]
-                target.copy_(gradient if gradient.layout is torch.strided else gradient.to_dense())
+                dense = gradient if gradient.layout is torch.strided else gradient.to_dense()
+                pairs.append((dense, memory.gradients[entry.index]))
                 out[entry.index] = memory.gradient_buffers[entry.index]
+        memory.staging.fetch(pairs)
         for entry in memory.take_buffers():
             out[entry.index] = memory.gradient_buffers[entry.index]
         return out

@@ -112,8 +112,9 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         optimizer: SGD (plain, with momentum, nesterov), Adam, AdamW, Adagrad or RMSprop of torch.optim. Servers started
             with --optimizer=from_worker do what it says. Groups may differ in lr and weight_decay. In local_sgd, diloco
             and easgd it may be any: it stays the worker's own, as does each with servers' --optimizer=local.
-        model: the module that holds the optimizer's parameters, in the host's memory: float32, or bfloat16 and float16,
-            for which float32 masters are kept. Parameters in no group, or that require no gradient, stay as they are.
+        model: the module that holds the optimizer's parameters, in the host's memory or on CUDA cards: float32, or
+            bfloat16 and float16, for which float32 masters are kept. Parameters in no group, or that require no
+            gradient, stay as they are.
         server: HOST:PORT or unix:PATH of the first server; $PS_SERVER if None. ($PS_RANK, or else $RANK, is the rank to
             claim, if set, and $PS_JOB the job.)
         overlap: "backward" sends each gradient while backward goes on, and raises in step() if it is another one by
@@ -211,8 +212,8 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
             if unknown is None or "the worker's optimizer" not in str(refused):
                 raise
             raise ValueError(
-                f"{unknown}. In local_sgd, diloco and easgd workers step with any optimizer: psrun {_STEPS_OF_ONE_BATCH} "
-                "has the mean of their steps after each batch"
+                f"{unknown}. In local_sgd, diloco and easgd workers step with any optimizer: psrun "
+                f"{_STEPS_OF_ONE_BATCH} has the mean of their steps after each batch"
             ) from None
         life.Member.__init__(self, client)
         self._steps_here = client.local_steps is not None

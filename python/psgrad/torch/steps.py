@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -203,6 +204,7 @@ class Steps(ABC):
         if scale is None:
             return
         inverse = scale.double().reciprocal().float()  # As GradScaler does, so that bits are the same.
+        on_device = {inverse.device: inverse}
         for entry in self.weights:
             gradient = entry.tensor.grad
             if gradient is None:
@@ -212,7 +214,10 @@ class Steps(ABC):
                     f"{entry.name}: its gradient is float16, in which small ones would become 0 as they are "
                     "unscaled: keep the model in float32, under torch.autocast"
                 )
-            gradient.mul_(inverse.to(gradient.device))
+            device = gradient.device
+            if device not in on_device:  # The host does not wait, unless it is what the scale is copied to.
+                on_device[device] = inverse.to(device, non_blocking=device.type != "cpu")
+            gradient.mul_(on_device[device])
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Gradients of backward passes in it stay where they are."""
@@ -221,8 +226,9 @@ class Steps(ABC):
     def close(self, why: str) -> None:  # noqa: B027
         """No gradient is sent any more; a backward pass raises with this reason until let_go()."""
 
-    def let_go(self) -> None:  # noqa: B027
+    def let_go(self) -> None:
         """The model is the user's again, as soon as nothing reads the gradients of the push under way any more."""
+        self.memory.staging.close()
 
 
 class PushGradients(Steps):
@@ -245,7 +251,7 @@ class PushGradients(Steps):
         self._fires = [0] * count  # Backward passes that gave it a gradient, but those within no_sync().
         self._sent: list[torch.Tensor | None] = [None] * count  # The gradient that was sent: kept until it has arrived,
         self._versions = [0] * count  # and its version counter then;
-        self._sums: list[str] = [""] * count  # in the first steps, what its values are like, too.
+        self._sums: list[str] = [""] * count  # in the first steps, and on the host, what its values are like, too.
         self._watches = _WATCHED_STEPS if self._sends else 0
         self._unsent = len(self.weights)
         # So many of the weights' gradients wait for step().
@@ -260,6 +266,10 @@ class PushGradients(Steps):
         self._sparse: set[int] = set()  # It was said of these.
         self._late_rate = False  # It was said.
         self._closed = ""  # Why no gradient can be sent any more.
+        self.memory.pin_gradients()
+        # Autograd has a thread for each device.
+        several = len({entry.device for entry in self.weights}) > 1
+        self._hook_lock = threading.Lock() if several else None
         self._hooks = [self._hook(entry) for entry in self.weights]
 
     def step(self, samples: int) -> psgrad.Result:
@@ -275,8 +285,8 @@ class PushGradients(Steps):
             self._check_has_gradient()
         unsent = [entry for entry in self.weights if self._sent[entry.index] is None]
         self.unused.check([each for each in unsent if not self._fires[each.index] and each.tensor.grad is None], step)
-        remaining = [(entry.index, self._address(entry)) for entry in unsent]
         buffers = self.memory.take_buffers()
+        remaining = [(entry.index, self._source(entry)) for entry in unsent]
         remaining.extend((entry.index, self.memory.gradients[entry.index].data_ptr()) for entry in buffers)
         if self._exchange is None:
             self._begin()
@@ -321,7 +331,7 @@ class PushGradients(Steps):
     # ---- In backward
 
     def _hook(self, entry: Entry) -> torch.utils.hooks.RemovableHandle:
-        index, fits, accumulate = entry.index, entry.in_place, self._accumulate
+        index, fits, accumulate, on_card = entry.index, entry.in_place, self._accumulate, entry.device is not None
         fires, sent, versions = self._fires, self._sent, self._versions
         strided, float32 = torch.strided, torch.float32
 
@@ -344,6 +354,9 @@ class PushGradients(Steps):
             gradient = parameter.grad
             if fits and gradient.layout is strided and gradient.is_contiguous() and gradient.dtype is float32:  # type: ignore[union-attr]
                 address = gradient.data_ptr()  # type: ignore[union-attr]
+            elif on_card:
+                self._stage(index, gradient)
+                return
             else:
                 address = self._copied(index, gradient)
             sent[index] = gradient
@@ -354,7 +367,8 @@ class PushGradients(Steps):
             self._ready_at(index, address)  # type: ignore[misc]
 
         parameter: Any = entry.tensor
-        return cast("torch.utils.hooks.RemovableHandle", parameter.register_post_accumulate_grad_hook(hook))
+        chosen = hook if self._hook_lock is None else _locked(self._hook_lock, hook)
+        return cast("torch.utils.hooks.RemovableHandle", parameter.register_post_accumulate_grad_hook(chosen))
 
     def _backward_aside(self) -> None:
         if self._closed:
@@ -389,20 +403,32 @@ class PushGradients(Steps):
 
     def _copied(self, index: int, gradient: torch.Tensor | None) -> int:
         """The address of a float32, contiguous copy."""
-        assert gradient is not None
         target = self.memory.gradients[index]
+        with torch.no_grad():
+            target.copy_(self._dense(index, gradient))
+        return target.data_ptr()
+
+    def _stage(self, index: int, gradient: torch.Tensor | None) -> None:
+        """Has a gradient on a card sent as soon as it is in the host's memory."""
+        assert gradient is not None
+        self._sent[index] = gradient
+        self._versions[index] = gradient._version
+        self._unsent -= 1
+        self.memory.staging.send(index, self._dense(index, gradient), self.memory.gradients[index])
+
+    def _dense(self, index: int, gradient: torch.Tensor | None) -> torch.Tensor:
+        assert gradient is not None
         strided = gradient.layout is torch.strided
         if not strided and index not in self._sparse:
             self._sparse.add(index)
             log.warning(
                 "%s: its sparse gradient is made dense to be sent: %d bytes in each step instead of %d in this one",
                 self.memory.entries[index].name,
-                target.nbytes,
+                self.memory.gradients[index].nbytes,
                 gradient._indices().nbytes + gradient._values().nbytes,
             )
         with torch.no_grad():
-            target.copy_(gradient if strided else gradient.to_dense())
-        return target.data_ptr()
+            return gradient if strided else gradient.to_dense()
 
     def _begin(self) -> None:
         if self._closed:
@@ -415,7 +441,7 @@ class PushGradients(Steps):
         self._exchange = self.client.begin(
             progress.step,
             self._empty,
-            self.memory.weight_buffers,
+            self.memory.weight_buffers_later,
             version=progress.version,
             versions=progress.versions,
             samples=self._told_samples,
@@ -425,6 +451,7 @@ class PushGradients(Steps):
             deferred=True,
         )
         self._ready_at = self._exchange.ready_at
+        self.memory.staging.begin(f"rank {self.client.rank}, step {progress.step}", self._ready_at)
 
     # ---- In step()
 
@@ -445,7 +472,8 @@ class PushGradients(Steps):
             and (
                 entry.tensor.grad is not gradient
                 or gradient._version != versions[entry.index]
-                or (self._watches and self._sums[entry.index] != _sums(gradient))
+                # The host would have to wait for a card's.
+                or (self._watches and entry.device is None and self._sums[entry.index] != _sums(gradient))
             )
         ]
         late_rate = self._exchange is not None and self.client.lead and self.learning_rate.differs(self._told)
@@ -470,22 +498,25 @@ class PushGradients(Steps):
                 self.progress.step,
             )
 
-    def _address(self, entry: Entry) -> int | None:
-        """Where the gradient of a weight is that is to be sent now; None: it has none."""
+    def _source(self, entry: Entry) -> int | torch.Tensor | None:
+        """The address of a weight's gradient that is to be sent now; or the gradient, on a card; None: it has none."""
         gradient = entry.tensor.grad
         if gradient is None:
             return None
         plain = entry.in_place and gradient.layout is torch.strided and gradient.dtype is torch.float32
         if plain and gradient.is_contiguous():
             return gradient.data_ptr()
-        return self._copied(entry.index, gradient)
+        return self._copied(entry.index, gradient) if entry.device is None else self._dense(entry.index, gradient)
 
     def _give_up(self) -> None:
         """Ends the push under way, as if it had not been begun."""
         if self._exchange is None:
             return
         sent = (entry.index for entry in self.weights if self._sent[entry.index] is not None)
+        staging = self.memory.staging
         try:
+            staging.settle()  # If the job was rolled back, the push ends with a checkpoint's weights.
+            staging.give_up()
             self._exchange.give_up(next(sent, self.weights[0].index))
         finally:
             self._forget()
@@ -497,18 +528,26 @@ class PushGradients(Steps):
         zeros = self.memory.zeros_address()
         return self._end([(entry.index, zeros) for entry in self.pushed if self._sent[entry.index] is None], 0)
 
-    def _end(self, remaining: Sequence[tuple[int, int | None]], samples: int) -> psgrad.Result:
+    def _end(self, remaining: Sequence[tuple[int, int | torch.Tensor | None]], samples: int) -> psgrad.Result:
+        memory, staging = self.memory, self.memory.staging
+        followed = bool(memory.on_cards) and self.client.exact_versions  # Else no tensor's weights come by themselves.
         exchange, ready_at = self._exchange, self._ready_at
         assert exchange is not None
         assert ready_at is not None
         try:
             if samples != self._told_samples:
                 exchange.set_samples(samples)
-            for index, address in remaining:
-                if address is None:
+            staging.settle()
+            for index, source in remaining:
+                if source is None:
                     exchange.absent(index)
+                elif isinstance(source, torch.Tensor):
+                    staging.send(index, source, memory.gradients[index])
                 else:
-                    ready_at(index, address)
+                    ready_at(index, source)
+            staging.drain()
+            if followed:
+                memory.follow(exchange)
             result = exchange.wait()
         finally:
             self._forget()
@@ -516,11 +555,12 @@ class PushGradients(Steps):
         if not result.answers:
             # What has arrived of it is dropped by the next push of this number, which differs in what it says passed.
             self.progress.jumped_over += self._told_samples + self._told_besides
-        return self._took(result)
+        return self._took(result, followed)
 
-    def _took(self, result: psgrad.Result) -> psgrad.Result:
-        self.progress.ended(result, self.memory.weight_buffers)
-        self.memory.publish()
+    def _took(self, result: psgrad.Result, followed: bool = False) -> psgrad.Result:
+        # Where weights are followed, no other ones are pulled after them.
+        self.progress.ended(result, self.memory.weight_buffers_later if followed else self.memory.weight_buffers)
+        self.memory.publish(followed)
         return result
 
     def _forget(self) -> None:
@@ -528,6 +568,7 @@ class PushGradients(Steps):
         self._watches -= self._watches > 0 and self._exchange is not None
         self._exchange = None
         self._ready_at = None
+        self.memory.staging.end()
         self._ran_quietly = False
         self._unsent = len(self.weights)
         for entry in self.weights:
@@ -556,6 +597,15 @@ class PushGradients(Steps):
         for handle in self._hooks:
             handle.remove()
         self._hooks = []
+        super().let_go()
+
+
+def _locked(lock: threading.Lock, hook: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    def locked(parameter: torch.Tensor) -> None:
+        with lock:
+            hook(parameter)
+
+    return locked
 
 
 @torch.no_grad()

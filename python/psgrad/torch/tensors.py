@@ -4,8 +4,9 @@ The layout has parameters in the model's order, then buffers, named as in state_
 
                     client's memory (float32, contiguous)        the model's tensor
   float32           weights[i]  ────────── the same memory ─────  parameter.data
-  other dtype,      weights[i]  ── copied after every pull ────▶  parameter.data, in its dtype and strides
-  channels last
+  other dtype,      weights[i]  ── copied after every pull ────▶  parameter.data, in its dtype and strides, where it is
+  channels last,
+  on a card (staging.py)
 
 Every tensor has a storage of its own, so that torch.save of one does not write all of them.
 """
@@ -23,6 +24,7 @@ from torch.utils.dlpack import from_dlpack
 
 import psgrad
 from psgrad.torch.groups import Groups, OwnGroups
+from psgrad.torch.staging import Pair, Staging, check_device, device_of
 
 log = logging.getLogger("psgrad")
 
@@ -47,12 +49,14 @@ class Entry:
     name: str
     kind: Kind
     tensor: torch.Tensor  # The model's own: a parameter or a buffer.
-    in_place: bool  # Its memory becomes the client's: float32, contiguous, and the servers have the say over it.
+    # Its memory becomes the client's: float32, contiguous, in the host's memory, and the servers have the say over it.
+    in_place: bool
     shared: bool  # Its values come from the servers after each step; else only at the start.
     learning_rate_factor: float = 1.0
     weight_decay_factor: float = 1.0
     # Where the model keeps a buffer: modules may put another tensor in its place.
     place: tuple[torch.nn.Module, str] | None = None
+    device: torch.device | None = None  # The card that it is on; None: it is in the host's memory.
 
     @property
     def pushed(self) -> bool:
@@ -86,7 +90,8 @@ def entries_of(
         weight = parameter.requires_grad and group is not None
         kind: Kind = "weight" if weight else "constant"
         factors = groups.factors(group) if weight and group is not None else (1.0, 1.0)
-        entries.append(Entry(len(entries), name, kind, parameter, _fits(parameter), weight, *factors))
+        device = device_of(parameter)
+        entries.append(Entry(len(entries), name, kind, parameter, _fits(parameter), weight, *factors, device=device))
     if group_of:
         raise ValueError(
             f"the optimizer has {len(group_of)} parameters that the model does not have: DistributedOptimizer needs "
@@ -103,7 +108,8 @@ def entries_of(
         moves = buffer.is_floating_point() and buffers != "local"
         kind = _BUFFER_KINDS[buffers] if moves else "constant"
         in_place = moves and _fits(buffer)
-        entries.append(Entry(len(entries), name, kind, buffer, in_place, moves, place=place))
+        device = device_of(buffer)
+        entries.append(Entry(len(entries), name, kind, buffer, in_place, moves, place=place, device=device))
     _refuse_overlaps(entries)
     return entries
 
@@ -115,7 +121,7 @@ def shortened(names: Sequence[str], most: int = 8) -> str:
 
 
 def _fits(tensor: torch.Tensor) -> bool:
-    return tensor.dtype is torch.float32 and tensor.is_contiguous()
+    return tensor.dtype is torch.float32 and tensor.is_contiguous() and device_of(tensor) is None
 
 
 def _named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -189,8 +195,7 @@ def _check_buffer(name: str, buffer: torch.Tensor) -> None:
 
 
 def _check_device(name: str, tensor: torch.Tensor) -> None:
-    if tensor.device.type != "cpu":
-        raise ValueError(f"{name} is on {tensor.device}: psgrad.torch trains models in the host's memory (model.cpu())")
+    check_device(name, tensor)
     if tensor.layout is not torch.strided:
         raise ValueError(f"{name} is sparse ({tensor.layout}): only its gradient may be")
 
@@ -229,9 +234,9 @@ class Memory:
     def __init__(self, client: psgrad.Client, entries: Sequence[Entry]) -> None:
         self.entries = list(entries)
         # As the client takes them: it knows its own list again, and has nothing to check.
-        self.weight_buffers: list[Any] = client.weight_buffers()
+        self.weight_buffers_later: list[Any] = client.weight_buffers()
         self._client = client
-        self.weights: list[torch.Tensor] = [from_dlpack(buffer) for buffer in self.weight_buffers]
+        self.weights: list[torch.Tensor] = [from_dlpack(buffer) for buffer in self.weight_buffers_later]
         self._gradients: list[torch.Tensor] | None = None
         self._gradient_buffers: list[Any] = []
         self._zeros: torch.Tensor | None = None
@@ -240,11 +245,40 @@ class Memory:
             (entry.tensor, self.weights[entry.index]) for entry in entries if entry.shared and not entry.in_place
         ]
         self._buffers = [entry for entry in entries if entry.kind in ("buffer_lowest", "buffer_mean")]
+        #: Copies between the tensors that are on cards and this memory.
+        self.staging = Staging(f"rank {client.rank}")
+        self.on_cards = [entry for entry in entries if entry.device is not None]
+        self._copied_to_cards = [entry for entry in self.on_cards if entry.shared]
+        self._copied_here = [
+            (entry.tensor, self.weights[entry.index])
+            for entry in entries
+            if entry.shared and not entry.in_place and entry.device is None
+        ]
+        self._pin(self.on_cards, self.weights)
         # What a pull writes: autograd is to know.
         self._written = [entry.tensor for entry in entries if entry.shared]
         self._weights = [entry for entry in entries if entry.kind == "weight"]
         self._frozen = [entry for entry in entries if entry.place is None and not entry.tensor.requires_grad]
         self._versions: list[int] = []  # The weights' version counters, as they came last.
+
+    @property
+    def weight_buffers(self) -> list[Any]:
+        """To pull to: it waits until nothing is copied from them to a card any more.
+
+        weight_buffers_later are the same, for an exchange that writes them only after a settle() of the staging.
+        """
+        self.staging.settle()
+        return self.weight_buffers_later
+
+    def pin_gradients(self) -> None:
+        """For copies from cards. The gradients must then be pushed one by one: memory that a push is given whole may be
+        mapped anew when it fails.
+        """
+        self._pin([entry for entry in self.on_cards if entry.pushed], self.gradients if self.on_cards else [])
+
+    def _pin(self, entries: Sequence[Entry], memory: Sequence[torch.Tensor]) -> None:
+        if entries and entries[0].device is not None:
+            self.staging.pin([memory[entry.index] for entry in entries], entries[0].device)
 
     @property
     def gradients(self) -> list[torch.Tensor]:
@@ -269,8 +303,7 @@ class Memory:
     @torch.no_grad()
     def take_values(self) -> None:
         """The model's values to the client's memory: what the servers are given if this worker is asked for them."""
-        for entry in self.entries:
-            self.weights[entry.index].copy_(entry.tensor)
+        self.staging.fetch((entry.tensor, self.weights[entry.index]) for entry in self.entries)
 
     @torch.no_grad()
     def bind(self) -> None:
@@ -278,8 +311,7 @@ class Memory:
         for entry in self.entries:
             if entry.in_place:
                 entry.tensor.data = self.weights[entry.index]
-            else:
-                entry.tensor.copy_(self.weights[entry.index])
+        self.staging.put((entry.tensor, self.weights[entry.index]) for entry in self.entries if not entry.in_place)
         self._versions = [entry.tensor._version for entry in self._weights]
         self._addresses = [
             (entry, entry.tensor.data_ptr()) for entry in self.entries if entry.in_place and entry.shared
@@ -288,12 +320,7 @@ class Memory:
     @torch.no_grad()
     def collect(self) -> None:
         """The model's values that servers have a say over, to the client's memory, where they are not in it."""
-        for tensor, weights in self._copied:
-            weights.copy_(tensor)
-        for entry in self._buffers:
-            current = _current(entry)
-            if current is not entry.tensor:
-                self.weights[entry.index].copy_(current)
+        self.staging.fetch(itertools.chain(self._copied, self._replaced_buffers()))
 
     def check_bound(self) -> None:
         """RuntimeError, naming the tensor, if a parameter has been given other memory or another type, or unfrozen."""
@@ -302,6 +329,13 @@ class Memory:
                 raise RuntimeError(
                     f"{entry.name} was frozen when this worker joined the job, so no server steps it, but it requires "
                     "a gradient now. To train it: opt.finish(), and a new DistributedOptimizer in a new job"
+                )
+        for entry in self.on_cards:
+            device = device_of(entry.tensor)
+            if device != entry.device:
+                raise RuntimeError(
+                    f"{entry.name} is on {device or 'cpu'}, and was on {entry.device} when DistributedOptimizer was "
+                    "made: move the model before that"
                 )
         for entry, address in self._addresses:
             if entry.tensor.data_ptr() != address:
@@ -325,24 +359,40 @@ class Memory:
             )
 
     @torch.no_grad()
-    def publish(self) -> None:
-        """New weights have come: also for tensors that hold copies, and for graphs that were made of the old ones."""
-        for tensor, weights in self._copied:
-            tensor.copy_(weights)
-        for entry in self._buffers:
-            current = _current(entry)
-            if current is not entry.tensor:
-                current.copy_(self.weights[entry.index])
+    def publish(self, followed: bool = False) -> None:
+        """New weights have come: also for tensors that hold copies, and for graphs that were made of the old ones.
+
+        `followed`: cards have got them already, by follow().
+        """
+        copied = self._copied_here if followed else self._copied
+        self.staging.put(itertools.chain(copied, self._replaced_buffers()))
         # A backward pass through them would be computed on the wrong weights, silently; so it raises.
         _bump(self._written)
         self._versions = [entry.tensor._version for entry in self._weights]
 
     @torch.no_grad()
+    def follow(self, exchange: psgrad.Exchange) -> None:
+        """Copies the weights that an exchange brings to the cards as they come, layer by layer. Then publish()."""
+
+        def coming() -> Iterator[Pair]:
+            for entry in self._copied_to_cards:
+                exchange.wait_tensor(entry.index)
+                yield entry.tensor, self.weights[entry.index]
+
+        self.staging.put(coming())
+
+    @torch.no_grad()
     def take_buffers(self) -> list[Entry]:
         """BatchNorm's statistics and the like, to the gradient memory: their values are what is pushed of them."""
-        for entry in self._buffers:
-            self.gradients[entry.index].copy_(_current(entry))
+        if self._buffers:
+            self.staging.fetch((_current(entry), self.gradients[entry.index]) for entry in self._buffers)
         return self._buffers
+
+    def _replaced_buffers(self) -> Iterator[Pair]:
+        for entry in self._buffers:
+            current = _current(entry)
+            if current is not entry.tensor:
+                yield current, self.weights[entry.index]
 
 
 def _current(entry: Entry) -> torch.Tensor:
