@@ -95,7 +95,7 @@ ShardState::ShardState(const ShardOptions& given, ThreadPool& pool,
 
 absl::Status ShardState::TakeOptimizer(const v1::OptimizerSettings& message) {
   PS_ASSIGN_OR_RETURN(setup, Annotate(SetupOf(message, options.mode, options.num_shards), "the workers' optimizer"));
-  std::unique_ptr<Optimizer> next = *MakeOptimizer(setup.optimizer);
+  std::unique_ptr<Optimizer> next = MakeGradientOptimizer(setup);
   updater.SetOptimizer(*next, setup.hyperparameters, setup.clip);
   optimizer = std::move(next);
   return absl::OkStatus();

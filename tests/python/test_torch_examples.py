@@ -121,7 +121,7 @@ def test_the_transformer_trains_in_rounds_while_a_worker_is_killed_and_replaced(
     servers: ServerProcesses, tmp_path: Path
 ) -> None:
     address = servers.start(2, "--local_steps=10", "--on_worker_loss=continue", mode="diloco")
-    script = [str(EXAMPLES / "transformer.py"), "--steps=150"]
+    script = [str(EXAMPLES / "transformer.py"), "--steps=450"]
     stays = one_worker(address, 0, tmp_path, *script)
     killed = one_worker(address, 1, tmp_path, *script)
     replacement = None

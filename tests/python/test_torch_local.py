@@ -586,13 +586,19 @@ def test_with_optimizer_local_servers_clip_nothing(reals: Jobs) -> None:
         reals(1, "diloco", "--optimizer=local").wrap(momentum(model), model, clip_norm=1.0)
 
 
-@pytest.mark.parametrize("flags", [("bsp",), ("diloco",), ("local_sgd", "--optimizer=adam")])
-def test_an_optimizer_that_servers_lack_is_refused_unless_they_leave_it_to_the_worker(
+@pytest.mark.parametrize("flags", [("bsp",), ("asp", "--optimizer=adam")])
+def test_an_optimizer_that_servers_lack_is_refused_where_they_apply_gradients(
     reals: Jobs, flags: tuple[str, ...]
 ) -> None:
     model = mlp()
     with pytest.raises(ValueError, match=rf"the servers have no .*Signs.*psrun {STEPS_OF_ONE_BATCH} has the mean"):
         reals(1, *flags).wrap(Signs(model.parameters()), model)
+
+
+def test_servers_that_have_an_optimizer_take_no_other_for_local_steps(reals: Jobs) -> None:
+    model = mlp()
+    with pytest.raises(psgrad.Refused, match="the servers have adam.*--optimizer=from_worker"):
+        reals(1, "local_sgd", "--optimizer=adam").wrap(Signs(model.parameters()), model)
 
 
 def test_finish_and_idle_while_the_servers_weights_are_shown(jobs: Jobs) -> None:
