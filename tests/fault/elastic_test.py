@@ -93,7 +93,7 @@ def come_and_go(modes=("bsp", "asp", "ssp", "backup")):
 
 
 def nobody_waits_for_a_newcomer():
-    """It contributes nothing to the step that the others are at, whatever it does then, and trains from the next one."""
+    """It contributes nothing to the step that the others are at, whatever it does, and trains from the next one on."""
     for number, mode in enumerate(("bsp", "local_sgd", "diloco")):
         with elastic(mode, 1 + number % 2, "--on_worker_loss=continue") as job:
             job.start_workers()

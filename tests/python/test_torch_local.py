@@ -597,7 +597,7 @@ def test_an_optimizer_that_servers_lack_is_refused_where_they_apply_gradients(
 
 def test_servers_that_have_an_optimizer_take_no_other_for_local_steps(reals: Jobs) -> None:
     model = mlp()
-    with pytest.raises(psgrad.Refused, match="the servers have adam.*--optimizer=from_worker"):
+    with pytest.raises(psgrad.Refused, match=r"the servers have adam.*--optimizer=from_worker"):
         reals(1, "local_sgd", "--optimizer=adam").wrap(Signs(model.parameters()), model)
 
 
