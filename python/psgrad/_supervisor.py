@@ -444,12 +444,9 @@ class Supervisor:
             return done.stdout if done.returncode == 0 else ""
         return ""
 
-    def await_servers(self, timeout_s: float, waited_s: float = 0) -> None:
-        """The workers have ended well, so the servers will, too. Stopped; Failed, also if one still runs in the end.
-
-        waited_s: so much of the time has passed.
-        """
-        if not self.await_servers_end(timeout_s - waited_s):
+    def await_servers(self, timeout_s: float) -> None:
+        """The workers have ended well, so the servers will, too. Stopped; Failed, also if one still runs in the end."""
+        if not self.await_servers_end(timeout_s):
             late = next(server for server in self.servers if server.running)
             raise Failed(
                 late,

@@ -455,6 +455,12 @@ class Batches:
             self._job.get("leave", lambda reason: None)("asked to")
             raise Drained
         if self._peeked is None and not self._spent:
+            if self._hands_out_runs and self._job.get("awaits_step", False):
+                raise RuntimeError(
+                    "the last batch has been through backward(), and had no step(): where the chief hands out the "
+                    "samples (--budget=job), it counts as used once the next one is asked for, so each batch has to have "
+                    "a step of its own; opt.empty_step() drops it"
+                )
             self._skip_what_others_have_passed()
             self._peeked = self._take()
             self._taken += self._peeked is not None

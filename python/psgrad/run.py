@@ -295,7 +295,7 @@ class Run:
                 if not said:
                     self._say("these workers have ended, and others train: servers run until the job ends, or Ctrl-C")
                 said = True
-            supervisor.await_servers(limit_s, waited_s=limit_s if self._options.elastic else 0)
+            supervisor.await_servers(limit_s)
             return
         self._say("the workers have ended; the servers run until Ctrl-C (--keep_running)")
         with contextlib.suppress(Stopped):

@@ -120,3 +120,26 @@ def test_a_closure_and_a_scaler_are_refused_together(fakes: Jobs) -> None:
         scaler.step(optimizer, lambda: 0.0)
     scaler.step(optimizer)
     assert optimizer.version == 1
+
+
+def test_a_step_that_is_made_again_after_an_error_is_unscaled_once(jobs: Jobs) -> None:
+    expected, model = mlp(), mlp()
+    train_one(expected, momentum(expected))
+    with jobs(1, "bsp").wrap(momentum(model), model) as optimizer:
+        train_one(model, optimizer, spoils=True)
+    assert largest_difference(weights_of(model), weights_of(expected)) < 1e-6
+
+
+def train_one(model: torch.nn.Module, optimizer: Any, *, spoils: bool = False) -> None:
+    """spoils: weights are written to, so that step() raises; they are brought back, and it is called again."""
+    scaler = new_scaler()
+    optimizer.zero_grad()
+    scaled_loss(model, scaler, 0, 0, overflows=False).backward()
+    if spoils:
+        with torch.no_grad():
+            next(model.parameters()).add_(1)
+        with pytest.raises(RuntimeError, match="was written to since the last step"):
+            scaler.step(optimizer)
+        optimizer.pull()
+    scaler.step(optimizer)
+    scaler.update()

@@ -93,3 +93,15 @@ def test_a_script_that_ends_with_a_status_is_started_again_while_the_others_trai
         all_happened.touch()
         assert job.await_end() == 0, job.text
     assert "left: SystemExit: 3" in job.text
+
+
+@pytest.mark.parametrize("overlap", ["auto", "none"])
+def test_a_batch_that_has_no_step_of_its_own_is_refused_where_it_would_count_as_used(
+    script: Script, tmp_path: Path, overlap: str
+) -> None:
+    adds_up = SCRIPT.replace("optimizer, model)", f'optimizer, model, overlap="{overlap}")').replace(
+        "opt.step()", "opt.step() if opt.step_number == 0 else None"
+    )
+    with psrun("--workers=1", "--max_workers=2", "--max_restarts=0", script(adds_up), tmp_path, "as_asked") as job:
+        job.await_output("the last batch has been through backward\\(\\), and had no step\\(\\)")
+        assert job.await_end() == 1, job.text

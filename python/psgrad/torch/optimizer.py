@@ -117,9 +117,9 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
             gradient, stay as they are.
         server: HOST:PORT or unix:PATH of the first server; $PS_SERVER if None. ($PS_RANK, or else $RANK, is the rank to
             claim, if set, and $PS_JOB the job.)
-        overlap: "backward" sends each gradient while backward goes on, and raises in step() if it is another one by
-            then; "none" sends all in step(), whatever is in `.grad`. "auto" begins as "backward", and at the first step
-            that it does not fit goes on as "none", from that step on.
+        overlap: "backward" sends each gradient while backward goes on, and raises, there or in step(), if it is another
+            one by then; "none" sends all in step(), whatever is in `.grad`. "auto" begins as "backward", and at the
+            first step that it does not fit goes on as "none", from that step on.
         accumulate: so many backward passes make a step. Gradients add up, as in torch: divide the loss for a mean.
         samples: that this worker's mean gradient of a step stands for, which weights it among the workers'; see
             set_samples. None: all workers weigh the same.
@@ -280,9 +280,9 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         that is to be made next, and psgrad.data.Batches goes on there.
 
         Raises:
-            RuntimeError: no backward() ran, a gradient was changed after it was sent, a parameter has other memory, or
-                (unused="error") has no gradient; the text names it. empty_step() then drops the step. Or the chief
-                hands out the samples, and the loop takes none.
+            RuntimeError: no backward() ran, a gradient was changed after it was sent (overlap="backward"), a parameter
+                has other memory, or (unused="error") has no gradient; the text names it. empty_step() then drops the
+                step. Or the chief hands out the samples, and the loop takes none.
             ValueError: a group's hyperparameters changed in a way that servers cannot follow.
             psgrad.Error: as of psgrad.Client.push_pull.
         """
@@ -462,6 +462,11 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
     def open_batches(self) -> int:
         """Steps that are not exchanged yet."""
         return self._steps.open_batches
+
+    @property
+    def awaits_step(self) -> bool:
+        """Whether a batch's gradients wait for step(), where that pushes them."""
+        return self._steps.awaits_step
 
     @property
     def round(self) -> int:

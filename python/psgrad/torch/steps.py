@@ -177,6 +177,11 @@ class Steps(ABC):
         return 0
 
     @property
+    def awaits_step(self) -> bool:
+        """A batch has been through backward(), and no step() has taken its gradients yet."""
+        return False
+
+    @property
     def pushes_to_settle(self) -> int:
         """So many pushes settle() makes."""
         return int(self.open_batches > 0)
@@ -272,6 +277,10 @@ class PushGradients(Steps):
         self._hook_lock = threading.Lock() if several else None
         self._hooks = [self._hook(entry) for entry in self.weights]
 
+    @property
+    def awaits_step(self) -> bool:
+        return self._ran_quietly or any(self._fires)
+
     def step(self, samples: int) -> psgrad.Result:
         step = self.progress.step
         if self._exchange is None:
@@ -302,6 +311,10 @@ class PushGradients(Steps):
         return self._drop()
 
     def unscale(self, scale: torch.Tensor | None) -> None:
+        # Before gradients are changed: whoever mends what these find calls step() again, with the same scale.
+        self._check_has_gradient()
+        self.memory.check_bound()
+        self.memory.check_unwritten(self.progress.step)
         if self._sends:
             self._unexpected(
                 "torch.amp.GradScaler takes this step, and the gradients that were sent in backward() are scaled"
@@ -341,6 +354,7 @@ class PushGradients(Steps):
                 self._backward_aside()
                 return
             if not self._sends:
+                self._ran_quietly = True
                 return
             count = fires[index] = fires[index] + 1
             if count != accumulate:
@@ -381,8 +395,8 @@ class PushGradients(Steps):
         )
         self._unexpected(
             f"{passes} before step() reached {entry.name}, whose gradient was final",
-            "To add up several and send them in the last: accumulate=, or opt.no_sync() around all but that. (With "
-            "torch.utils.checkpoint: use_reentrant=False)",
+            "To add up several and send them in the last: accumulate=, which psgrad.data.Batches and set_samples() "
+            "count by, or opt.no_sync() around all but that. (With torch.utils.checkpoint: use_reentrant=False)",
         )
 
     def _unexpected(self, seen: str, advice: str = "") -> None:
