@@ -458,7 +458,7 @@ class Batches:
             if self._hands_out_runs and self._job.get("awaits_step", False):
                 raise RuntimeError(
                     "the last batch has been through backward(), and had no step(): where the chief hands out the "
-                    "samples (--budget=job), it counts as used once the next one is asked for, so each batch has to have "
+                    "samples (--budget=job), it counts as used once the next one is asked for, so each batch needs "
                     "a step of its own; opt.empty_step() drops it"
                 )
             self._skip_what_others_have_passed()
