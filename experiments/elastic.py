@@ -162,10 +162,13 @@ def epochs(lab: Lab, workers: float, seconds: float) -> str:
 
 
 def versions(folder: Path) -> pd.DataFrame:
-    """When each was made, of whose pushes, of how many samples."""
+    """When each was made, of whose pushes that count, of how many samples."""
     chief = read_events(folder / "server0.jsonl")
     zero = chief.start_unix_s or 0.0
-    rows = [(zero + each["t"], each["ranks"], sum(each["samples"])) for each in chief.named("apply")]
+    rows = []
+    for each in chief.named("apply"):
+        counts = [rank for rank, samples in zip(each["ranks"], each["samples"], strict=True) if samples > 0]
+        rows.append((zero + each["t"], counts, sum(each["samples"])))
     return pd.DataFrame(rows, columns=["unix_s", "ranks", "samples"])
 
 
