@@ -63,6 +63,14 @@ TEST_CASE("Runs that a shard has used, or whose push ended without an answer, ar
   CHECK(refused.Among(3).empty());
 }
 
+TEST_CASE("A push that was given up is none: the one that is begun in its place is looked at") {
+  RefusedRuns refused;
+  Begin(refused, 1)->End(absl::AbortedError("given up"));
+  refused.Look();
+  Begin(refused, 1)->Answer({PushAnswer::kStale});
+  CHECK(refused.Among(1) == Runs{1});
+}
+
 TEST_CASE("What is pushed in parts counts, and so does what went into an earlier push") {
   RefusedRuns refused;
   Begin(refused, 1, /*partial=*/true)->Answer({PushAnswer::kStale});

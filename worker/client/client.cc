@@ -524,11 +524,12 @@ absl::Status ClientImpl::PushNothing() {
       .contribution = differences ? PushContribution::kWeightDifference : PushContribution::kGradient,
       .runs = 0};
   const ConstTensors nothing(context_->plan.layout().size());
+  const TimePoint give_up = After(options_.start_timeout);
   absl::Status pushed;
   do {  // A shard may not know yet that the others have come to this step.
     pushed = Start(push, nothing, {}, /*deferred=*/false, /*view=*/false, nullptr)->Wait().status();
     if (absl::IsOutOfRange(pushed)) PauseUntil(Now() + kBehindPause, over_.get_token());
-  } while (absl::IsOutOfRange(pushed) && !over_.stop_requested());
+  } while (absl::IsOutOfRange(pushed) && !over_.stop_requested() && Now() < give_up);
   if (pushed.ok()) begun_empty_ = true;
   return pushed;
 }

@@ -29,6 +29,8 @@ class RefusedRuns {
     std::erase_if(under_way_, [this](const Push& each) {
       const auto result = each.push->WaitFor(absl::ZeroDuration());
       if (!result.has_value()) return false;
+      // It came to nothing: its runs go into another push.
+      if (!result->ok() && each.last == pushed_) pushed_ = each.first - 1;
       if (result->ok() && AllStale((*result)->answers)) {
         for (uint64_t run = each.first; run <= each.last; ++run) refused_.insert(run);
       }

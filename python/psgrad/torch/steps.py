@@ -624,7 +624,7 @@ def _locked(lock: threading.Lock, hook: Callable[[torch.Tensor], None]) -> Calla
 
 @torch.no_grad()
 def _sums(gradient: torch.Tensor | None) -> str:
-    """Of the values and of their squares, in a form in which NaN is equal to itself."""
+    """The sums of the values and of their squares, in a form in which NaN is equal to itself."""
     assert gradient is not None
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
     total, norm = values.sum(dtype=torch.float64), torch.linalg.vector_norm(values, dtype=torch.float64)
