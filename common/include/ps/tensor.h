@@ -26,6 +26,8 @@ struct TensorSpec {
   float learning_rate_factor = 1;
   float weight_decay_factor = 1;
   TensorKind kind = TensorKind::kWeight;
+  // The group of OptimizerSettings::groups whose hyperparameters it has; 0: those of all.
+  uint32_t group = 0;
 
   int64_t elements() const {
     int64_t count = 1;

@@ -43,6 +43,8 @@ struct OptimizerSettings {
   std::optional<float> clip_value;
   std::optional<float> clip_tensor_norm;
   std::optional<float> clip_norm;
+  // Of the groups 1, 2 and so on (TensorSpec::group), at most 1024: what differs from `hyperparameters`.
+  std::vector<std::map<std::string, float>> groups = {};
 };
 
 struct ClientOptions {
@@ -120,6 +122,10 @@ struct PushInfo {
   // The job's learning rate from the version on that this push makes; what the lowest rank says counts. See ps.proto,
   // PushRequest.
   std::optional<float> learning_rate = {};
+  // What differs by group (OptimizerSettings::groups) from the version on that this push makes, in place of all that
+  // groups were told before; the first one is of group 0, and changes what holds for all. As for the learning rate,
+  // what the lowest rank says counts. Unset: as before.
+  std::optional<std::vector<std::map<std::string, float>>> groups = {};
   // Where the job hands out runs: how many of the runs that this worker has taken, counted from its first one, are used
   // once this push is applied; each goes into one push. A job that goes back to a checkpoint hands out the others
   // again, and with --stale_runs=return also those whose push every shard refused. Unset: all that the worker has
@@ -314,6 +320,23 @@ class Exchange {
   virtual std::optional<absl::StatusOr<ExchangeResult>> WaitFor(absl::Duration time) = 0;
 };
 
+// What Client::Reduce does with the numbers of all workers.
+enum class Reduction { kSum = 0, kMin = 1, kMax = 2 };
+
+struct Reduced {
+  std::vector<double> values;
+  uint32_t workers = 0;  // So many have brought theirs.
+};
+
+// The optimizer's state of all weights, as the servers have it. Each block is laid out as its tensor.
+struct OptimizerState {
+  struct Tensor {
+    uint64_t updates = 0;  // That the weight has had.
+    std::vector<std::vector<float>> values;  // In the order of the optimizer (docs/optimizers.md).
+  };
+  std::vector<Tensor> tensors;  // By index in the layout; those of other tensors than weights are empty.
+};
+
 class Client {
  public:
   using DoneCallback = std::function<void(absl::StatusOr<ExchangeResult>)>;
@@ -445,6 +468,24 @@ class Client {
   // brings that run again. The errors are those of a wait, as above, and FAILED_PRECONDITION if the job hands out no
   // runs, if its runs are others than `request` says, or if too many are not finished.
   virtual absl::StatusOr<TakenRun> TakeRun(const RunRequest& request) = 0;
+
+  // Adds up numbers of all workers that are not done (in the order of their ranks), or finds the smallest or largest
+  // of each: at most 4096. All of them have to call it, with as many numbers, the same operation and `name`, which
+  // messages have; the one that is last ends the others' wait. Blocks; the errors are those of a wait, as above, and
+  // FAILED_PRECONDITION if what a worker brings is not what others have brought. A worker that is lost, leaves or is
+  // done is not waited for any more.
+  virtual absl::StatusOr<Reduced> Reduce(const std::string& name, Reduction operation,
+                                         std::span<const double> values) {
+    (void)name, (void)operation, (void)values;
+    return absl::UnimplementedError("this client reduces nothing");
+  }
+
+  // The optimizer's state of one version, which servers have to themselves else: of `version`, or of the newest.
+  // FAILED_PRECONDITION if the servers have none (in modes in which the workers' optimizers step).
+  virtual absl::StatusOr<OptimizerState> PullState(std::optional<uint64_t> version) {
+    (void)version;
+    return absl::UnimplementedError("this client pulls no state");
+  }
 
   // Says that this worker has taken a step of its own, between two exchanges (LocalSteps). The chief is told within a
   // third of the lease; as long as there are such steps, --progress_timeout does not count. Returns what has ended this
