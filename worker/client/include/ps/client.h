@@ -331,7 +331,7 @@ struct Reduced {
 // The optimizer's state of all weights, as the servers have it. Each block is laid out as its tensor.
 struct OptimizerState {
   struct Tensor {
-    uint64_t updates = 0;  // That the weight has had.
+    uint64_t updates = 0;                    // That the weight has had.
     std::vector<std::vector<float>> values;  // In the order of the optimizer (docs/optimizers.md).
   };
   std::vector<Tensor> tensors;  // By index in the layout; those of other tensors than weights are empty.
@@ -474,8 +474,7 @@ class Client {
   // messages have; the one that is last ends the others' wait. Blocks; the errors are those of a wait, as above, and
   // FAILED_PRECONDITION if what a worker brings is not what others have brought. A worker that is lost, leaves or is
   // done is not waited for any more.
-  virtual absl::StatusOr<Reduced> Reduce(const std::string& name, Reduction operation,
-                                         std::span<const double> values) {
+  virtual absl::StatusOr<Reduced> Reduce(const std::string& name, Reduction operation, std::span<const double> values) {
     (void)name, (void)operation, (void)values;
     return absl::UnimplementedError("this client reduces nothing");
   }
