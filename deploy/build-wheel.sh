@@ -96,7 +96,7 @@ run "$BUILD_TIMEOUT_S" python -m build --wheel --outdir "$work/built" -C build-d
 built=$(the_file "$work/built/*.whl")
 
 # It also repairs the programs: an executable is to it a file like any other that names libraries.
-run "$INSTALL_TIMEOUT_S" auditwheel repair --wheel-dir "$work/repaired" "$built" ||
+run "$INSTALL_TIMEOUT_S" auditwheel repair --zip-compression-level=9 --wheel-dir "$work/repaired" "$built" ||
   fail "auditwheel could not put the libraries into the wheel"
 wheel=$(the_file "$work/repaired/*.whl")
 

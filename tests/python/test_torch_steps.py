@@ -284,6 +284,34 @@ def test_batch_norms_buffers(jobs: Jobs, buffers: str) -> None:
     assert torch.equal(got0, got1)
 
 
+@pytest.mark.parametrize("buffers", ["rank0", "average", "local"])
+def test_batch_norms_counter_is_the_jobs(jobs: Jobs, buffers: str) -> None:
+    job = jobs(2)
+
+    def work() -> Any:
+        model = seeded(with_batch_norm)
+        with job.wrap(SGD(model.parameters(), lr=0.1), model, buffers=buffers) as optimizer:
+            for step in range(3):
+                optimizer.zero_grad()
+                for _ in range(1 + optimizer.rank):  # Rank 1 counts twice.
+                    loss = loss_of(model, step, optimizer.rank)
+                loss.backward()
+                optimizer.step()
+            return optimizer.rank, int(model[1].num_batches_tracked), model[1].num_batches_tracked.dtype
+
+    counted = {rank: (count, kind) for rank, count, kind in job.run(work)}
+    assert counted == {0: (3, torch.int64), 1: (6 if buffers == "local" else 3, torch.int64)}
+
+
+def test_a_counter_is_on_the_servers(fakes: Jobs) -> None:
+    model = seeded(with_batch_norm)
+    job = fakes()
+    optimizer = train(job, model, 3)
+    assert job.server is not None
+    index = [entry.name for entry in optimizer._entries].index("1.num_batches_tracked")
+    assert job.server.weights[index] == 3
+
+
 class Counting(torch.nn.Module):
     """Assigns its buffer anew instead of writing to it."""
 

@@ -105,13 +105,19 @@ def entries_of(
         if buffer.numel() == 0:
             continue
         _check_buffer(name, buffer)
-        moves = buffer.is_floating_point() and buffers != "local"
-        kind = _BUFFER_KINDS[buffers] if moves else "constant"
+        counts = _is_counter(buffer)
+        moves = (buffer.is_floating_point() or counts) and buffers != "local"
+        kind = "constant" if not moves else "buffer_lowest" if counts else _BUFFER_KINDS[buffers]
         in_place = moves and _fits(buffer)
         device = device_of(buffer)
         entries.append(Entry(len(entries), name, kind, buffer, in_place, moves, place=place, device=device))
     _refuse_overlaps(entries)
     return entries
+
+
+def _is_counter(buffer: torch.Tensor) -> bool:
+    """As BatchNorm's num_batches_tracked; other whole numbers (masks, indices) stay as they are."""
+    return buffer.numel() == 1 and not (buffer.is_floating_point() or buffer.is_complex() or buffer.dtype is torch.bool)
 
 
 def shortened(names: Sequence[str], most: int = 8) -> str:
