@@ -197,8 +197,8 @@ class Groups:
         if momentum is not None and bool(momentum) != bool(told["momentum"]):
             raise ValueError(
                 f"param_groups[{index}]: momentum has changed from {told['momentum']!r} to {momentum!r} after the "
-                "join, and where it is 0 torch.optim.SGD leaves its velocity as it is, but the servers do not: begin with a "
-                "small value above 0"
+                "join, and where it is 0 torch.optim.SGD leaves its velocity as it is, but the servers do not: "
+                "begin with a small value above 0"
             )
 
 
