@@ -1,7 +1,9 @@
-// Layouts, slices and schedules in messages.
+// Layouts, slices, hyperparameters and schedules in messages.
 #pragma once
 
+#include <google/protobuf/repeated_ptr_field.h>
 #include "absl/status/statusor.h"
+#include "common/optimizers/hyperparameters.h"
 #include "common/schedule.h"
 #include "common/slices.h"
 #include "common/status.h"
@@ -17,6 +19,7 @@ inline v1::Tensor TensorToProto(const TensorSpec& tensor) {
   if (tensor.learning_rate_factor != 1) message.set_learning_rate_factor(tensor.learning_rate_factor);
   if (tensor.weight_decay_factor != 1) message.set_weight_decay_factor(tensor.weight_decay_factor);
   message.set_kind(static_cast<v1::TensorKind>(tensor.kind));
+  message.set_group(tensor.group);
   return message;
 }
 
@@ -33,6 +36,7 @@ inline TensorSpec TensorFromProto(const v1::Tensor& message) {
   if (message.has_learning_rate_factor()) tensor.learning_rate_factor = message.learning_rate_factor();
   if (message.has_weight_decay_factor()) tensor.weight_decay_factor = message.weight_decay_factor();
   tensor.kind = static_cast<TensorKind>(message.kind());
+  tensor.group = message.group();
   return tensor;
 }
 
@@ -41,6 +45,36 @@ inline Layout FromProto(const v1::ModelLayout& message) {
   layout.reserve(static_cast<size_t>(message.tensors_size()));
   for (const v1::Tensor& tensor : message.tensors()) layout.push_back(TensorFromProto(tensor));
   return layout;
+}
+
+// Hyperparameters by name, as they are set, told and shown while a job runs.
+using HyperparameterMessages = google::protobuf::RepeatedPtrField<v1::Hyperparameter>;
+using GroupMessages = google::protobuf::RepeatedPtrField<v1::GroupHyperparameters>;
+
+inline void ToProto(const HyperparameterValues& values, HyperparameterMessages* messages) {
+  for (const auto& [name, value] : values) {
+    v1::Hyperparameter* const message = messages->Add();
+    message->set_name(name);
+    message->set_value(value);
+  }
+}
+
+inline void ToProto(const GroupValues& groups, GroupMessages* messages) {
+  for (const HyperparameterValues& values : groups) ToProto(values, messages->Add()->mutable_hyperparameters());
+}
+
+// What messages hold that were checked: of a name that comes twice, the last value.
+inline HyperparameterValues FromProto(const HyperparameterMessages& messages) {
+  HyperparameterValues values;
+  for (const v1::Hyperparameter& message : messages) values[message.name()] = message.value();
+  return values;
+}
+
+inline GroupValues FromProto(const GroupMessages& messages) {
+  GroupValues groups;
+  groups.reserve(static_cast<size_t>(messages.size()));
+  for (const v1::GroupHyperparameters& message : messages) groups.push_back(FromProto(message.hyperparameters()));
+  return groups;
 }
 
 // What a partial push carries.

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/hash.h"
+#include "common/optimizers/hyperparameters.h"
 #include "common/safetensors.h"
 #include "common/status.h"
 
@@ -94,6 +95,9 @@ absl::Status ValidateLayout(const Layout& layout) {
       return InvalidArgument("tensor ", tensor.name, " appears twice in the model");
     }
     PS_RETURN_IF_ERROR(CheckFactors(tensor));
+    if (tensor.group > kMaxGroups) {
+      return InvalidArgument("tensor ", tensor.name, " is of group ", tensor.group, "; there are at most ", kMaxGroups);
+    }
     if (ToString(tensor.kind).empty()) {
       return InvalidArgument("tensor ", tensor.name, ": there is no kind ", static_cast<int>(tensor.kind),
                              " of tensors");
@@ -169,6 +173,10 @@ std::string LayoutHash(const Layout& layout) {
     add(tensor.learning_rate_factor);
     add(tensor.weight_decay_factor);
   }
+  const auto has_group = [](const TensorSpec& tensor) { return tensor.group != 0; };
+  if (std::none_of(layout.begin(), layout.end(), has_group)) return hash.Hex();
+  add(uint32_t{0});  // No tensor begins so: each has a name.
+  for (const TensorSpec& tensor : layout) add(tensor.group);
   return hash.Hex();
 }
 

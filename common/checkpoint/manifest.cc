@@ -27,11 +27,13 @@ double Short(float value) { return std::strtod(ExactText(value).c_str(), nullptr
 Json TensorToJson(const TensorSpec& tensor) {
   Json shape = Json::array();
   for (const int64_t dimension : tensor.shape) shape.push_back(static_cast<uint64_t>(dimension));
-  return {{"name", tensor.name},
-          {"shape", std::move(shape)},
-          {"kind", kKinds[static_cast<size_t>(tensor.kind)]},
-          {"learning_rate_factor", Short(tensor.learning_rate_factor)},
-          {"weight_decay_factor", Short(tensor.weight_decay_factor)}};
+  Json json = {{"name", tensor.name},
+               {"shape", std::move(shape)},
+               {"kind", kKinds[static_cast<size_t>(tensor.kind)]},
+               {"learning_rate_factor", Short(tensor.learning_rate_factor)},
+               {"weight_decay_factor", Short(tensor.weight_decay_factor)}};
+  if (tensor.group != 0) json["group"] = tensor.group;  // Earlier releases know no groups, and can read what has none.
+  return json;
 }
 
 absl::StatusOr<TensorSpec> TensorFromJson(const Json& json, size_t number) {
@@ -49,6 +51,9 @@ absl::StatusOr<TensorSpec> TensorFromJson(const Json& json, size_t number) {
   tensor.kind = static_cast<TensorKind>(found - std::begin(kKinds));
   tensor.learning_rate_factor = fields.Float("learning_rate_factor");
   tensor.weight_decay_factor = fields.Float("weight_decay_factor");
+  if (json.is_object() && json.contains("group")) {
+    tensor.group = static_cast<uint32_t>(fields.Number("group", std::numeric_limits<uint32_t>::max()));
+  }
   PS_RETURN_IF_ERROR(fields.End());
   return tensor;
 }

@@ -3,6 +3,7 @@
 // row of the table and a flag (server/config/flags.cc) that takes its help from there.
 #pragma once
 
+#include <cstdint>
 #include <limits>
 #include <map>
 #include <string>
@@ -77,13 +78,20 @@ Hyperparameters DefaultHyperparameters(const std::string& optimizer);
 // Some or all hyperparameters, by the name of the flag.
 using HyperparameterValues = std::map<std::string, float>;
 
+// A model has so many groups of tensors at most (TensorSpec::group), besides group 0.
+inline constexpr uint32_t kMaxGroups = 1024;
+
+// What differs by group, by the number of the group; groups that are not there differ in nothing. Number 0 stands for
+// no group of its own: there it is what changes for all, where that is told.
+using GroupValues = std::vector<HyperparameterValues>;
+
 // All of them, of both tables.
 HyperparameterValues AllValues(const Hyperparameters& hyperparameters);
 
 // These, but for the values that are given; a name that there is not changes nothing.
 Hyperparameters Changed(Hyperparameters hyperparameters, const HyperparameterValues& values);
 
-// These, with the tensor's own learning rate and weight decay.
+// These, with the tensor's own factors of the learning rate and of the weight decay.
 Hyperparameters ForTensor(Hyperparameters hyperparameters, const TensorSpec& tensor);
 
 }  // namespace ps

@@ -22,7 +22,14 @@ class Tensors: ...
 
 class TensorSpec:
     def __init__(
-        self, name: str, shape: list[int], learning_rate_factor: float, weight_decay_factor: float, kind: str, /
+        self,
+        name: str,
+        shape: list[int],
+        learning_rate_factor: float,
+        weight_decay_factor: float,
+        kind: str,
+        group: int,
+        /,
     ) -> None: ...
 
 class OptimizerSettings:
@@ -33,6 +40,7 @@ class OptimizerSettings:
         clip_value: float | None,
         clip_tensor_norm: float | None,
         clip_norm: float | None,
+        groups: list[dict[str, float]],
     ) -> None: ...
 
 class ClientOptions:
@@ -57,6 +65,7 @@ class PushInfo:
     passed: int | None
     runs: int | None
     learning_rate: float | None
+    groups: list[dict[str, float]] | None
     tensors: list[int]
     skip_not_finite: bool
     is_difference: bool

@@ -55,7 +55,8 @@ class Tensor:
     ``shape`` is that of a float32 array, row by row. The optimizer's learning rate and weight decay are multiplied by
     the factors. ``kind`` is what becomes of it: a ``weight`` is stepped by its gradient; a ``constant`` stays as it was
     initialised, and is never pushed; a ``buffer_lowest`` becomes the value that the lowest rank pushes, and a
-    ``buffer_mean`` the mean of the pushed values.
+    ``buffer_mean`` the mean of the pushed values. ``group``: the number of its group (OptimizerSettings.groups), at
+    most 1024; 0: none.
     """
 
     name: str
@@ -63,13 +64,15 @@ class Tensor:
     learning_rate_factor: float = 1.0
     weight_decay_factor: float = 1.0
     kind: str = "weight"
+    group: int = 0
 
 
 @dataclass(frozen=True)
 class OptimizerSettings:
     """The optimizer that a worker was written for, by the names of ps_server's flags (docs/optimizers.md).
 
-    Servers started with ``--optimizer=from_worker`` apply it; others must have been started with the same.
+    Servers started with ``--optimizer=from_worker`` apply it; others must have been started with the same, and know no
+    ``groups``: of the groups 1, 2 and so on (Tensor.group), what differs from ``hyperparameters``.
     """
 
     optimizer: str
@@ -77,6 +80,7 @@ class OptimizerSettings:
     clip_value: float | None = None
     clip_tensor_norm: float | None = None
     clip_norm: float | None = None
+    groups: Sequence[Mapping[str, float]] = ()
 
 
 def _until(poll: Callable[[float], _T | None], client: _core.Client, timeout: float | None, what: str) -> _T:
@@ -297,11 +301,17 @@ class Client:
                 optimizer.clip_value,
                 optimizer.clip_tensor_norm,
                 optimizer.clip_norm,
+                [dict(group) for group in optimizer.groups],
             )
         options.set_times(connect_timeout, start_timeout, notice_every)
         specs = [
             _core.TensorSpec(
-                each.name, list(each.shape), each.learning_rate_factor, each.weight_decay_factor, each.kind
+                each.name,
+                list(each.shape),
+                each.learning_rate_factor,
+                each.weight_decay_factor,
+                each.kind,
+                each.group,
             )
             for each in layout
         ]
@@ -482,6 +492,7 @@ class Client:
         samples: int = 1,
         passed: int | None = None,
         learning_rate: float | None = None,
+        groups: Sequence[Mapping[str, float]] | None = None,
         skip_not_finite: bool = False,
         difference: bool = False,
         deferred: bool = False,
@@ -497,11 +508,13 @@ class Client:
         ``step`` ascends, from ``start_step``; ``version`` (or ``versions``, by shard): of the weights that the
         gradients were computed on; ``samples``: that they are the mean of, which is their weight; ``passed``: samples
         used since the last push, for schedules, if not ``samples``. ``learning_rate``: the job's, from the version on
-        that this push makes; rank 0's counts. ``skip_not_finite``: a push whose gradient is not finite becomes an
-        empty contribution (Result.skipped names the tensor) instead of an error. ``difference``: what is pushed are
-        differences of weights. ``deferred``: each gradient is sent once its ``ready`` (or ``absent``) is called.
-        ``tensors``: unless empty, the push carries these tensors alone, and the pull brings them alone: their indices
-        in the layout, ascending (LocalSteps.fragments). Entries of others may be None; servers leave them as they are.
+        that this push makes; rank 0's counts. ``groups``: from then on, too, what groups have of their own
+        (OptimizerSettings.groups), in place of all that they had; the first is of group 0, and changes what holds for
+        all. ``skip_not_finite``: a push whose gradient is not finite becomes an empty contribution (Result.skipped
+        names the tensor) instead of an error. ``difference``: what is pushed are differences of weights. ``deferred``:
+        each gradient is sent once its ``ready`` (or ``absent``) is called. ``tensors``: unless empty, the push carries
+        these tensors alone, and the pull brings them alone: their indices in the layout, ascending
+        (LocalSteps.fragments). Entries of others may be None; servers leave them as they are.
 
         If the job is rolled back meanwhile, the result has no ``answers``. ValueError, where versions are exact, for a
         first push after it that is not of the step ``rolled_back_to``.
@@ -520,6 +533,7 @@ class Client:
         push.passed = passed
         push.runs = self._used_runs
         push.learning_rate = learning_rate
+        push.groups = None if groups is None else [dict(group) for group in groups]
         push.skip_not_finite = skip_not_finite
         push.is_difference = difference
         push.tensors = list(tensors)

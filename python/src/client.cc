@@ -313,7 +313,7 @@ const char* NameOf(PushAnswer answer) {
 }
 
 TensorSpec MakeSpec(std::string name, std::vector<int64_t> shape, float learning_rate_factor, float weight_decay_factor,
-                    const std::string& kind) {
+                    const std::string& kind, uint32_t group) {
   static const std::map<std::string, TensorKind> kinds = {{"weight", TensorKind::kWeight},
                                                           {"constant", TensorKind::kConstant},
                                                           {"buffer_lowest", TensorKind::kBufferLowest},
@@ -328,29 +328,32 @@ TensorSpec MakeSpec(std::string name, std::vector<int64_t> shape, float learning
           .shape = std::move(shape),
           .learning_rate_factor = learning_rate_factor,
           .weight_decay_factor = weight_decay_factor,
-          .kind = found->second};
+          .kind = found->second,
+          .group = group};
 }
 
 void DefineSettings(nb::module_& module) {
   nb::class_<TensorSpec>(module, "TensorSpec")
       .def("__init__", [](TensorSpec* self, std::string name, std::vector<int64_t> shape, float learning_rate_factor,
-                          float weight_decay_factor, const std::string& kind) {
-        new (self)
-            TensorSpec(MakeSpec(std::move(name), std::move(shape), learning_rate_factor, weight_decay_factor, kind));
+                          float weight_decay_factor, const std::string& kind, uint32_t group) {
+        new (self) TensorSpec(
+            MakeSpec(std::move(name), std::move(shape), learning_rate_factor, weight_decay_factor, kind, group));
       });
   nb::class_<OptimizerSettings>(module, "OptimizerSettings")
       .def(
           "__init__",
           [](OptimizerSettings* self, std::string optimizer, std::map<std::string, float> hyperparameters,
-             std::optional<float> clip_value, std::optional<float> clip_tensor_norm, std::optional<float> clip_norm) {
+             std::optional<float> clip_value, std::optional<float> clip_tensor_norm, std::optional<float> clip_norm,
+             std::vector<std::map<std::string, float>> groups) {
             new (self) OptimizerSettings{.optimizer = std::move(optimizer),
                                          .hyperparameters = std::move(hyperparameters),
                                          .clip_value = clip_value,
                                          .clip_tensor_norm = clip_tensor_norm,
-                                         .clip_norm = clip_norm};
+                                         .clip_norm = clip_norm,
+                                         .groups = std::move(groups)};
           },
           nb::arg("optimizer"), nb::arg("hyperparameters"), nb::arg("clip_value").none(),
-          nb::arg("clip_tensor_norm").none(), nb::arg("clip_norm").none());
+          nb::arg("clip_tensor_norm").none(), nb::arg("clip_norm").none(), nb::arg("groups"));
   nb::class_<ClientOptions>(module, "ClientOptions")
       .def(nb::init<>())
       .def_rw("server", &ClientOptions::server)
@@ -378,6 +381,7 @@ void DefineSettings(nb::module_& module) {
       .def_rw("passed", &PushInfo::passed)
       .def_rw("runs", &PushInfo::runs)
       .def_rw("learning_rate", &PushInfo::learning_rate)
+      .def_rw("groups", &PushInfo::groups)
       .def_rw("tensors", &PushInfo::tensors)
       .def_rw("skip_not_finite", &PushInfo::skip_not_finite)
       .def_prop_rw(

@@ -26,6 +26,7 @@ absl::StatusOr<HyperparameterValues> KnownValues(const HyperparameterMessages& m
 void PutFlag(const std::string& flag, const HyperparameterValues& flags, HyperparameterTimeline::Saved& timeline) {
   timeline.made_with = Changed(timeline.made_with, {{flag, flags.at(flag)}});
   if (flag == InfoOf(&Hyperparameters::learning_rate).flag) timeline.told.reset();
+  timeline.groups = WithoutOwn(timeline.groups, {{flag, flags.at(flag)}});
   for (HyperparameterTimeline::Change& change : timeline.pending) change.values.erase(flag);
 }
 
@@ -72,6 +73,10 @@ v1::SavedShard SaveShard(const Ledger& ledger, const SavedUpdates& updater, bool
   }
   ToProto(values, saved.mutable_hyperparameters());
   if (timeline.told.has_value()) saved.set_told_learning_rate(*timeline.told);
+  if (timeline.groups != nullptr) {
+    ToProto(*timeline.groups, saved.mutable_groups());
+    saved.mutable_groups(0)->Clear();  // What changed for all is among the hyperparameters.
+  }
   *saved.mutable_schedule() = ToProto(timeline.schedule);
   for (const HyperparameterTimeline::Change& change : timeline.pending) {
     v1::SavedShard::Change* const out = saved.add_changes();
@@ -97,6 +102,10 @@ absl::StatusOr<RestoredShard> RestoreShard(const v1::SavedShard& saved, const Hy
   PS_ASSIGN_OR_RETURN(const HyperparameterValues values, KnownValues(saved.hyperparameters()));
   timeline.made_with = Changed(flags, values);
   if (saved.has_told_learning_rate()) timeline.told = saved.told_learning_rate();
+  for (const v1::GroupHyperparameters& group : saved.groups()) {
+    PS_RETURN_IF_ERROR(Annotate(KnownValues(group.hyperparameters()).status(), "groups"));
+  }
+  if (saved.groups_size() > 0) timeline.groups = std::make_shared<const GroupValues>(FromProto(saved.groups()));
   PS_ASSIGN_OR_RETURN(timeline.schedule, Annotate(FromProto(saved.schedule()), "schedule"));
   for (const v1::SavedShard::Change& change : saved.changes()) {
     PS_ASSIGN_OR_RETURN(const HyperparameterValues changed, KnownValues(change.values()));

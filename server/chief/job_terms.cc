@@ -182,6 +182,10 @@ absl::Status JobTerms::CheckLayout(const Layout& layout) const {
     if (optimizer_.leaves_to_workers()) continue;
     PS_RETURN_IF_ERROR(CheckFactor(layout[i], ours[i], "learning_rate", &TensorSpec::learning_rate_factor));
     PS_RETURN_IF_ERROR(CheckFactor(layout[i], ours[i], "weight_decay", &TensorSpec::weight_decay_factor));
+    if (layout[i].group != ours[i].group) {
+      return FailedPrecondition("groups: the worker has tensor ", layout[i].name, " in group ", layout[i].group,
+                                ", but the job's is in group ", ours[i].group);
+    }
   }
   return absl::OkStatus();
 }

@@ -54,10 +54,13 @@ std::vector<const HyperparameterInfo*> RowsOf(const std::string& optimizer, cons
   return rows;
 }
 
-std::string Choices(const std::string& optimizer, const std::string& outer, bool running) {
+// What values are for: what a job begins with, a change for all while it runs, or a group of tensors.
+enum class Use { kStart, kChange, kGroup };
+
+std::string Choices(const std::string& optimizer, const std::string& outer, Use use) {
   std::vector<std::string> names;
   for (const HyperparameterInfo* const each : RowsOf(optimizer, outer)) {
-    if (each->may_change || !running) names.push_back(each->flag);
+    if (each->may_change || use == Use::kStart) names.push_back(each->flag);
   }
   return absl::StrJoin(names, ", ");
 }
@@ -69,11 +72,16 @@ std::string WhyNot(const std::string& name, const std::string& optimizer, const 
                        : absl::StrCat("not used by --outer_optimizer=", outer);
 }
 
-// `running`: they are to change while the job runs.
+// A group may wait for its turn with a learning rate of 0; for all there is a base that a schedule multiplies.
+HyperparameterRange RangeOf(const HyperparameterInfo& info, Use use) {
+  if (use == Use::kGroup && info.field == &Hyperparameters::learning_rate) return {.low = 0};
+  return info.range;
+}
+
 absl::StatusOr<HyperparameterValues> ValuesOf(const HyperparameterMessages& messages, const std::string& optimizer,
-                                              const std::string& outer, bool running) {
+                                              const std::string& outer, Use use) {
   Problems problems;
-  problems.Check(!running || !messages.empty(), "expected NAME=VALUE");
+  problems.Check(use != Use::kChange || !messages.empty(), "expected NAME=VALUE");
   problems.Check(messages.size() <= kMaxValues, "expected at most ", kMaxValues, " values");
   HyperparameterValues values;
   const std::vector<const HyperparameterInfo*> rows = RowsOf(optimizer, outer);
@@ -83,19 +91,61 @@ absl::StatusOr<HyperparameterValues> ValuesOf(const HyperparameterMessages& mess
     const auto row =
         std::find_if(rows.begin(), rows.end(), [&](const auto* each) { return each->flag == message.name(); });
     if (row == rows.end()) {
-      const std::string choices = Choices(optimizer, outer, running);
+      const std::string choices = Choices(optimizer, outer, use);
       problems.Check(false, shown, ": ", WhyNot(message.name(), optimizer, outer),
                      choices.empty() ? "" : absl::StrCat("; expected one of ", choices));
       continue;
     }
     const HyperparameterInfo* const info = *row;
-    problems.Check(info->may_change || !running, shown, ": cannot change while the job runs: it is ", info->meaning);
-    problems.Check(info->range.Contains(message.value()), shown, ": expected ", info->range.ToString());
+    problems.Check(info->may_change || use == Use::kStart, shown, ": ",
+                   use == Use::kGroup ? "is the same in all groups" : "cannot change while the job runs", ": it is ",
+                   info->meaning);
+    const HyperparameterRange range = RangeOf(*info, use);
+    problems.Check(range.Contains(message.value()), shown, ": expected ", range.ToString());
     problems.Check(values.emplace(message.name(), message.value()).second, shown, ": ", message.name(),
                    " is given twice");
   }
   if (const absl::Status status = problems.ToStatus(); !status.ok()) return status;
   return values;
+}
+
+// The groups of a message, the first of which has this number; the numbers before it stand for nothing.
+absl::StatusOr<GroupValues> GroupsOf(const GroupMessages& messages, size_t first, const std::string& optimizer) {
+  const size_t count = first + static_cast<size_t>(messages.size());
+  if (count > kMaxGroups + 1) {
+    return InvalidArgument("there are ", count - 1, " groups; at most ", kMaxGroups, " are supported");
+  }
+  Problems problems;
+  GroupValues groups(count);
+  for (size_t group = first; group < count; ++group) {
+    const HyperparameterMessages& values = messages[static_cast<int>(group - first)].hyperparameters();
+    problems.Read(Annotate(ValuesOf(values, optimizer, /*outer=*/"", Use::kGroup), absl::StrCat("group ", group)),
+                  groups[group]);
+  }
+  if (const absl::Status status = problems.ToStatus(); !status.ok()) return status;
+  return groups;
+}
+
+// "group 1: beta1=0.8 (the job has 0.9), …", for what is not the same.
+std::string DifferentGroups(const GroupValues& ours, const GroupValues& theirs, const std::string& who_has) {
+  const auto value_in = [](const HyperparameterValues& values, const std::string& name) {
+    const auto found = values.find(name);
+    return found == values.end() ? std::string("none of its own") : ExactText(found->second);
+  };
+  std::vector<std::string> differences;
+  for (size_t group = 1; group < std::max(ours.size(), theirs.size()); ++group) {
+    const HyperparameterValues expected = group < ours.size() ? ours[group] : HyperparameterValues();
+    const HyperparameterValues brought = group < theirs.size() ? theirs[group] : HyperparameterValues();
+    HyperparameterValues names = brought;
+    names.insert(expected.begin(), expected.end());
+    for (const auto& [name, value] : names) {
+      const std::string was = value_in(brought, name);
+      const std::string wanted = value_in(expected, name);
+      if (was == wanted) continue;
+      differences.push_back(absl::StrCat("group ", group, ": ", name, "=", was, " (", who_has, " ", wanted, ")"));
+    }
+  }
+  return absl::StrJoin(differences, ", ");
 }
 
 }  // namespace
@@ -166,8 +216,10 @@ absl::StatusOr<OptimizerSetup> SetupOf(const v1::OptimizerSettings& message, con
   if (const auto made = MakeOptimizer(message.optimizer()); !made.ok()) return made.status();
   OptimizerSetup setup = MakeSetup(message.optimizer(), DefaultHyperparameters(message.optimizer()), {}, mode);
   HyperparameterValues values;
-  problems.Read(ValuesOf(message.hyperparameters(), setup.optimizer, /*outer=*/"", /*running=*/false), values);
+  problems.Read(ValuesOf(message.hyperparameters(), setup.optimizer, /*outer=*/"", Use::kStart), values);
   setup.hyperparameters = Changed(setup.hyperparameters, values);
+  problems.Read(GroupsOf(message.groups(), /*first=*/1, setup.optimizer), setup.groups);
+  while (!setup.groups.empty() && setup.groups.back().empty()) setup.groups.pop_back();
   if (message.has_clip_value()) setup.clip.value = message.clip_value();
   if (message.has_clip_tensor_norm()) setup.clip.tensor_norm = message.clip_tensor_norm();
   if (message.has_clip_norm()) setup.clip.norm = message.clip_norm();
@@ -183,6 +235,7 @@ v1::OptimizerSettings MessageOf(const OptimizerSetup& setup) {
   if (setup.clip.value.has_value()) message.set_clip_value(*setup.clip.value);
   if (setup.clip.tensor_norm.has_value()) message.set_clip_tensor_norm(*setup.clip.tensor_norm);
   if (setup.clip.norm.has_value()) message.set_clip_norm(*setup.clip.norm);
+  if (!setup.groups.empty()) ToProto({setup.groups.begin() + 1, setup.groups.end()}, message.mutable_groups());
   return message;
 }
 
@@ -208,21 +261,16 @@ std::string ClipHelp(std::optional<float> ClipOptions::*field) {
 }
 
 absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& messages, const OptimizerSetup& setup) {
-  return ValuesOf(messages, setup.optimizer, setup.outer, /*running=*/true);
+  return ValuesOf(messages, setup.optimizer, setup.outer, Use::kChange);
 }
 
-HyperparameterValues FromProto(const HyperparameterMessages& messages) {
-  HyperparameterValues values;
-  for (const v1::Hyperparameter& message : messages) values[message.name()] = message.value();
-  return values;
-}
-
-void ToProto(const HyperparameterValues& values, HyperparameterMessages* messages) {
-  for (const auto& [name, value] : values) {
-    v1::Hyperparameter* const message = messages->Add();
-    message->set_name(name);
-    message->set_value(value);
-  }
+absl::Status CheckToldGroups(const GroupMessages& messages, const OptimizerSetup& setup) {
+  const absl::StatusOr<GroupValues> groups = GroupsOf(messages, /*first=*/0, setup.optimizer);
+  if (!groups.ok() || groups->empty()) return groups.status();
+  const std::string& rate = InfoOf(&Hyperparameters::learning_rate).flag;
+  if (!groups->front().contains(rate)) return absl::OkStatus();
+  return InvalidArgument("group 0: ", rate, "=", groups->front().at(rate),
+                         ": the learning rate of all is told by itself");
 }
 
 HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const std::string& optimizer) {
@@ -242,6 +290,15 @@ std::string ToString(const HyperparameterValues& values, const std::optional<Sch
     absl::StrAppend(out, each.first, "=", ExactText(each.second));
   });
   return schedule.has_value() ? absl::StrCat(text, values.empty() ? "" : " ", ToString(*schedule)) : text;
+}
+
+std::string ToString(const GroupValues& groups) {
+  std::vector<std::string> texts;
+  for (size_t group = 0; group < groups.size(); ++group) {
+    if (groups[group].empty()) continue;
+    texts.push_back(absl::StrCat(group == 0 ? "all" : absl::StrCat("group ", group), ": ", ToString(groups[group])));
+  }
+  return absl::StrJoin(texts, "; ");
 }
 
 nlohmann::ordered_json ToJson(const HyperparameterValues& values) {
@@ -284,11 +341,14 @@ absl::Status OptimizerTerms::CheckSame(const v1::JoinRequest& request) const {
   const std::map<std::string, std::string> other = SettingsOf(theirs);
   // Where the optimizers differ, only what both have is compared.
   std::erase_if(ours, [&](const auto& setting) { return !other.contains(setting.first); });
-  const std::string differences =
-      DifferentSettings(ours, {other.begin(), other.end()}, from_worker_ ? "the job has" : "the servers have");
+  const std::string who_has = from_worker_ ? "the job has" : "the servers have";
+  std::string differences = DifferentSettings(ours, {other.begin(), other.end()}, who_has);
+  const std::string groups = DifferentGroups(setup_->groups, theirs.groups, who_has);
+  absl::StrAppend(&differences, differences.empty() || groups.empty() ? "" : ", ", groups);
   if (differences.empty()) return absl::OkStatus();
   return FailedPrecondition("the worker's optimizer differs from ",
-                            from_worker_ ? "the job's: " : "the servers': ", differences);
+                            from_worker_ ? "the job's: " : "the servers': ", differences,
+                            groups.empty() || from_worker_ ? "" : "; flags give no group hyperparameters of its own");
 }
 
 bool OptimizerTerms::UsesNorms(const v1::JoinRequest& request) const {

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include <google/protobuf/repeated_ptr_field.h>
 #include <nlohmann/json.hpp>
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -18,6 +17,7 @@
 #include "common/optimizers/hyperparameters.h"
 #include "common/optimizers/optimizer.h"
 #include "common/problems.h"
+#include "common/proto_values.h"
 #include "common/schedule.h"
 #include "common/status.h"
 #include "ps/v1/ps.pb.h"
@@ -38,7 +38,8 @@ struct OptimizerSetup {
   std::string optimizer = "sgd";
   Hyperparameters hyperparameters;  // The outer ones are the mode's.
   ClipOptions clip;
-  std::string outer = {};  // The outer optimizer, if operators may see and set its hyperparameters; else empty.
+  std::string outer = {};   // The outer optimizer, if operators may see and set its hyperparameters; else empty.
+  GroupValues groups = {};  // Only a worker brings them. Those at the end that differ in nothing are left out.
 };
 
 // The setup in this mode.
@@ -80,16 +81,12 @@ const std::vector<ClipFlag>& ClipFlags();
 // The help of one field's flag.
 std::string ClipHelp(std::optional<float> ClipOptions::*field);
 
-// Hyperparameters by name, as they are set, told and shown while a job runs.
-using HyperparameterMessages = google::protobuf::RepeatedPtrField<v1::Hyperparameter>;
-
 // What a message holds. INVALID_ARGUMENT names every problem, one a line: a name that is unknown, that neither
 // optimizer uses, that cannot change or that comes twice; a value out of its range; or that the message is empty.
 absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& messages, const OptimizerSetup& setup);
 
-// What a message holds that the chief has checked.
-HyperparameterValues FromProto(const HyperparameterMessages& messages);
-void ToProto(const HyperparameterValues& values, HyperparameterMessages* messages);
+// INVALID_ARGUMENT, naming every problem and its group, one a line, if a push cannot tell this (PushRequest.groups).
+absl::Status CheckToldGroups(const GroupMessages& messages, const OptimizerSetup& setup);
 
 // The hyperparameters that the optimizer uses.
 HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const std::string& optimizer);
@@ -98,6 +95,9 @@ HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const Opti
 
 // "learning_rate=0.01 momentum=0.5", and with the schedule, if a change replaces it: "… schedule=constant".
 std::string ToString(const HyperparameterValues& values, const std::optional<Schedule>& schedule = {});
+// "group 1: beta1=0.8; group 2: beta1=0.7 beta2=0.9"; a group that differs in nothing is left out, and number 0 is
+// "all".
+std::string ToString(const GroupValues& groups);
 // {"learning_rate":0.01,"momentum":0.5}, with the same digits.
 nlohmann::ordered_json ToJson(const HyperparameterValues& values);
 

@@ -6,13 +6,35 @@
 #include "common/check.h"
 
 namespace ps {
-namespace {
 
-bool SetsLearningRate(const HyperparameterTimeline::Change& change) {
-  return change.values.contains(InfoOf(&Hyperparameters::learning_rate).flag);
+ToldGroups WithoutOwn(const ToldGroups& groups, const HyperparameterValues& values) {
+  if (groups == nullptr) return nullptr;
+  const auto names_any = [&](const HyperparameterValues& own) {
+    return std::any_of(values.begin(), values.end(), [&](const auto& value) { return own.contains(value.first); });
+  };
+  if (std::none_of(groups->begin(), groups->end(), names_any)) return groups;
+  auto without = std::make_shared<GroupValues>(*groups);
+  for (HyperparameterValues& own : *without) {
+    for (const auto& [name, value] : values) own.erase(name);
+  }
+  return without;
 }
 
-}  // namespace
+void HyperparameterTimeline::State::Take(const ToldValues& told_values) {
+  if (told_values.learning_rate.has_value()) {
+    told = told_values.learning_rate;
+    values.of_all.learning_rate = *told_values.learning_rate;
+  }
+  if (told_values.groups == nullptr) return;
+  values.of_all = Changed(values.of_all, told_values.groups->front());
+  values.groups = told_values.groups;
+}
+
+void HyperparameterTimeline::State::Take(const Change& change) {
+  values.of_all = Changed(values.of_all, change.values);
+  values.groups = WithoutOwn(values.groups, change.values);
+  if (change.values.contains(InfoOf(&Hyperparameters::learning_rate).flag)) told.reset();
+}
 
 void HyperparameterTimeline::Add(Change change) {
   Check(pending_.empty() || pending_.back().version <= change.version, "changes come in the order of their versions");
@@ -25,53 +47,38 @@ void HyperparameterTimeline::Add(Change change) {
 }
 
 void HyperparameterTimeline::Restore(const Saved& saved) {
-  made_with_ = saved.made_with;
+  made_with_ = {saved.made_with, saved.groups};
   schedule_ = saved.schedule;
   told_ = saved.told;
   pending_.assign(saved.pending.begin(), saved.pending.end());
   pending_told_.clear();
 }
 
-void HyperparameterTimeline::Tell(uint64_t version, float learning_rate) {
+void HyperparameterTimeline::Tell(uint64_t version, const ToldValues& told) {
   // A job that has failed does not make the versions that were committed, and others may take their numbers.
   ForgetTold(version - 1);
-  pending_told_.push_back({.version = version, .learning_rate = learning_rate});
+  pending_told_.push_back({.version = version, .values = told});
 }
 
 void HyperparameterTimeline::ForgetTold(uint64_t version) {
   while (!pending_told_.empty() && pending_told_.back().version > version) pending_told_.pop_back();
 }
 
-Hyperparameters HyperparameterTimeline::At(uint64_t version) const {
-  Hyperparameters values = made_with_;
-  for (const Change& change : pending_) {
-    if (change.version <= version) values = Changed(values, change.values);
+HyperparameterTimeline::State HyperparameterTimeline::StateAt(uint64_t version, const ToldValues& told) const {
+  State state = {.values = made_with_, .told = told_};
+  auto next = pending_told_.begin();
+  const auto take_told = [&](uint64_t up_to) {
+    for (; next != pending_told_.end() && next->version <= up_to; ++next) state.Take(next->values);
+  };
+  auto change = pending_.begin();
+  for (; change != pending_.end() && change->version < version; ++change) {
+    take_told(change->version);
+    state.Take(*change);
   }
-  values.learning_rate = ToldAt(version).value_or(values.learning_rate);
-  return values;
-}
-
-Hyperparameters HyperparameterTimeline::At(uint64_t version, std::optional<float> learning_rate) const {
-  Hyperparameters values = At(version);
-  const bool set = std::any_of(pending_.begin(), pending_.end(), [&](const Change& change) {
-    return change.version == version && SetsLearningRate(change);
-  });
-  if (!set) values.learning_rate = learning_rate.value_or(values.learning_rate);
-  return values;
-}
-
-std::optional<float> HyperparameterTimeline::ToldAt(uint64_t version) const {
-  std::optional<float> told = told_;
-  uint64_t set_at = 0;
-  for (const Change& change : pending_) {
-    if (change.version > version || !SetsLearningRate(change)) continue;
-    set_at = change.version;
-    told.reset();
-  }
-  for (const Told& each : pending_told_) {
-    if (each.version <= version && each.version > set_at) told = each.learning_rate;
-  }
-  return told;
+  take_told(version);
+  state.Take(told);
+  if (change != pending_.end() && change->version == version) state.Take(*change);  // There is one a version.
+  return state;
 }
 
 Schedule HyperparameterTimeline::ScheduleAt(uint64_t version) const {
@@ -83,9 +90,10 @@ Schedule HyperparameterTimeline::ScheduleAt(uint64_t version) const {
 }
 
 std::vector<HyperparameterTimeline::Change> HyperparameterTimeline::TakeMade(uint64_t version) {
-  made_with_ = At(version);
+  const State state = StateAt(version, {});
   schedule_ = ScheduleAt(version);
-  told_ = ToldAt(version);
+  made_with_ = state.values;
+  told_ = state.told;
   while (!pending_told_.empty() && pending_told_.front().version <= version) pending_told_.pop_front();
   std::vector<Change> made;
   while (!pending_.empty() && pending_.front().version <= version) {

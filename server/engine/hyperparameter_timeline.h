@@ -1,16 +1,22 @@
 // Which hyperparameters a version is made with, and by which schedule of the learning rate. A change holds from one
 // version on, which is never one that has been begun with other values; until that version is made, the change is
-// pending. Changes are set (by ps_ctl), or, for the learning rate only, told by a push that makes a version. The change
-// with the later version counts; at one version the one that was set counts. Pure; its owner locks.
+// pending. Changes are set (by ps_ctl), or told by a push that makes a version: the learning rate, and what differs by
+// group of tensors. The change with the later version counts; at one version the one that was set counts.
+//
+// A group of tensors may have values of its own, in place of those of all. It has them of the settings that the job
+// began with (OptimizerSettings.groups); what pushes tell is in place of all that groups had. What is set is set for
+// all: no group has a value of its own of it any more, until one is told again. Pure; its owner locks.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "ps/schedule.h"
 #include "server/config/optimizer_setup.h"
+#include "server/engine/push.h"
 
 namespace ps {
 
@@ -24,7 +30,15 @@ class HyperparameterTimeline {
     bool operator==(const Change&) const = default;
   };
 
-  explicit HyperparameterTimeline(const Hyperparameters& initial) : made_with_(initial) {}
+  // What a version is made with.
+  struct Values {
+    Hyperparameters of_all;
+    ToldGroups groups;  // What groups have of their own; null: no group ever had anything.
+  };
+
+  // `groups`: what they have at first.
+  explicit HyperparameterTimeline(const Hyperparameters& initial, const GroupValues& groups = {})
+      : made_with_{initial, groups.empty() ? nullptr : std::make_shared<const GroupValues>(groups)} {}
 
   // The schedule at first, once it is known how long an epoch is.
   void SetSchedule(const Schedule& schedule) { schedule_ = schedule; }
@@ -32,17 +46,15 @@ class HyperparameterTimeline {
   // A change's version is later than every one that is made, and no earlier than that of any pending change. If two
   // changes are for one version, the later one counts.
   void Add(Change change);
-  // The version is going to be made of a push that tells this rate. Versions come in their order.
-  void Tell(uint64_t version, float learning_rate);
+  // The version is going to be made of a push that tells this. Versions come in their order.
+  void Tell(uint64_t version, const ToldValues& told);
   // Versions after this one will be made of other pushes than those that have told.
   void ForgetTold(uint64_t version);
   // The version of the last change that is pending; 0: none is.
   uint64_t last_pending() const { return pending_.empty() ? 0 : pending_.back().version; }
 
-  // The hyperparameters that this version, which is not made yet, will be made with.
-  Hyperparameters At(uint64_t version) const;
-  // The same, if it is made of a push that tells this rate.
-  Hyperparameters At(uint64_t version, std::optional<float> learning_rate) const;
+  // What this version, which is not made yet, will be made with, if it is made of a push that tells this.
+  Values At(uint64_t version, const ToldValues& told = {}) const { return StateAt(version, told).values; }
   // The learning rate of the newest version, if it was told, and not set since.
   std::optional<float> told() const { return told_; }
   // The schedule that this version, which is not made yet, will be made with.
@@ -55,8 +67,11 @@ class HyperparameterTimeline {
     Schedule schedule;
     std::optional<float> told;
     std::vector<Change> pending;
+    ToldGroups groups = {};
   };
-  Saved Save() const { return {made_with_, schedule_, told_, {pending_.begin(), pending_.end()}}; }
+  Saved Save() const {
+    return {made_with_.of_all, schedule_, told_, {pending_.begin(), pending_.end()}, made_with_.groups};
+  }
   void Restore(const Saved& saved);
 
   // This version is made. Returns the set changes that took effect with it, in their order.
@@ -65,19 +80,29 @@ class HyperparameterTimeline {
  private:
   struct Told {
     uint64_t version = 0;
-    float learning_rate = 0;
+    ToldValues values;
+  };
+  // What is known once everything up to a version has taken effect.
+  struct State {
+    Values values;
+    std::optional<float> told;  // The learning rate, if it was told, and not set since.
+
+    void Take(const ToldValues& told_values);
+    void Take(const Change& change);
   };
 
-  // The learning rate that was told for this version; nothing: none was.
-  std::optional<float> ToldAt(uint64_t version) const;
+  State StateAt(uint64_t version, const ToldValues& told) const;
 
   // The newest version was made with these three.
-  Hyperparameters made_with_;
+  Values made_with_;
   Schedule schedule_;
   std::optional<float> told_;
   std::deque<Change> pending_;
   std::deque<Told> pending_told_;
 };
+
+// A copy in which no group has a value of its own of these; the same, if none had.
+ToldGroups WithoutOwn(const ToldGroups& groups, const HyperparameterValues& values);
 
 // What a checkpoint holds of how versions are made.
 struct SavedUpdates {

@@ -7,12 +7,24 @@
 #include <vector>
 
 #include "common/clock.h"
+#include "common/optimizers/hyperparameters.h"
 #include "common/payload.h"
 #include "common/slices.h"
 #include "ps/v1/ps.pb.h"
 #include "server/engine/parameters.h"
 
 namespace ps {
+
+// What groups of tensors have of their own, of which number 0 has what changes for all; null: nothing is said of it.
+using ToldGroups = std::shared_ptr<const GroupValues>;
+
+// What a push tells of hyperparameters, from the version on that it makes.
+struct ToldValues {
+  std::optional<float> learning_rate;  // The job's.
+  ToldGroups groups;                   // Number 0 is there.
+
+  bool any() const { return learning_rate.has_value() || groups != nullptr; }
+};
 
 // A factor of each tensor of the model.
 using TensorFactors = std::shared_ptr<const std::vector<float>>;
@@ -27,9 +39,9 @@ struct Push {
   uint64_t edition = 0;  // This and the next mean what they mean in PushRequest.
   uint64_t runs = 0;
   v1::Contribution contribution = v1::CONTRIBUTION_GRADIENT;
-  std::optional<float> learning_rate;  // The job's, as the worker tells it.
-  TensorFactors clip_factors;          // Where a push is measured for itself, once its totals are known; else null.
-  KeptVersion pulled;                  // The weights that it was computed on, where delay compensation needs them.
+  ToldValues told;
+  TensorFactors clip_factors;  // Where a push is measured for itself, once its totals are known; else null.
+  KeptVersion pulled;          // The weights that it was computed on, where delay compensation needs them.
   // A partial push carries these slices of the model alone, and so leaves out these (by local index), which count as
   // absent; both are empty if it carries all.
   SliceRanges carries;

@@ -53,10 +53,10 @@ Updater::Updater(const Mode& mode, const Optimizer& gradients, const Optimizer& 
       on_built_(std::move(on_built)) {}
 
 void Updater::SetOptimizer(const Optimizer& gradients, const Hyperparameters& hyperparameters,
-                           const ClipOptions& clip) {
+                           const GroupValues& groups, const ClipOptions& clip) {
   Check(idle() && layout_ == nullptr, "an optimizer is set before the model is known");
   gradients_ = &gradients;
-  timeline_ = HyperparameterTimeline(hyperparameters);
+  timeline_ = HyperparameterTimeline(hyperparameters, groups);
   clip_ = clip;
 }
 
@@ -82,7 +82,7 @@ Updater::Version Updater::MakeVersion(Pushes pushes) const {
   }
   const Push& lowest = *version.pushes.front();
   version.has_lowest = mode_.synchronous() || lowest.rank == lowest_rank_;
-  if (version.has_lowest) version.learning_rate = lowest.learning_rate;
+  if (version.has_lowest) version.told = lowest.told;
   version.position = version.next_position = position();
   for (const auto& push : version.pushes) {
     version.next_position += push->passed;
@@ -137,7 +137,7 @@ void Updater::Restore(const SavedUpdates& saved) {
 void Updater::Commit(Pushes pushes, TimePoint now) {
   Version version = MakeVersion(std::move(pushes));
   version.committed_at = now;
-  if (version.learning_rate.has_value()) timeline_.Tell(next_committed(), *version.learning_rate);
+  if (version.told.any()) timeline_.Tell(next_committed(), version.told);
   committed_samples_ = version.next_position - dropped_samples_;
   if (current_ != nullptr && current_->state == State::kSpeculative) {
     Version& speculative = current_->versions.front();
@@ -151,16 +151,32 @@ void Updater::Commit(Pushes pushes, TimePoint now) {
   committed_.push_back(std::move(version));
 }
 
-UpdateContext Updater::ContextOf(const Version& version, uint64_t number) const {
-  UpdateContext context = {.update = number, .hyperparameters = timeline_.At(number, version.learning_rate)};
-  float& rate = context.hyperparameters.learning_rate;
-  rate = timeline_.ScheduleAt(number).Scaled(rate, version.position);
+void Updater::SetContext(Version& version, uint64_t number) const {
+  const HyperparameterTimeline::Values values = timeline_.At(number, version.told);
+  const Schedule schedule = timeline_.ScheduleAt(number);
   const auto gradients =
       std::count_if(version.pushes.begin(), version.pushes.end(), [](const auto& push) { return push->samples > 0; });
-  rate *= mode_.LearningRateFactor(static_cast<size_t>(gradients));
+  const float factor = mode_.LearningRateFactor(static_cast<size_t>(gradients));
   // Staleness is a matter of modes in which a version is made of one push.
-  rate /= mode_.LearningRateDivisor(number - 1 - version.pushes.front()->version);
-  return context;
+  const float divisor = mode_.LearningRateDivisor(number - 1 - version.pushes.front()->version);
+  const auto scaled = [&](Hyperparameters hyperparameters) {
+    float& rate = hyperparameters.learning_rate;
+    rate = schedule.Scaled(rate, version.position);
+    rate *= factor;
+    rate /= divisor;
+    return hyperparameters;
+  };
+  version.context = {.update = number, .hyperparameters = scaled(values.of_all)};
+  version.of_groups.clear();
+  if (values.groups == nullptr) return;
+  version.of_groups.push_back(version.context.hyperparameters);
+  for (size_t group = 1; group < values.groups->size(); ++group) {
+    version.of_groups.push_back(scaled(Changed(values.of_all, (*values.groups)[group])));
+  }
+}
+
+Hyperparameters Updater::Version::HyperparametersOf(const TensorSpec& tensor) const {
+  return ForTensor(tensor.group < of_groups.size() ? of_groups[tensor.group] : context.hyperparameters, tensor);
 }
 
 std::shared_ptr<Updater::Update> Updater::MakeUpdate(std::vector<Version> versions) const {
@@ -175,7 +191,7 @@ std::shared_ptr<Updater::Update> Updater::MakeUpdate(std::vector<Version> versio
   if (!difference) update->clip = clip_;
   update->versions = std::move(versions);
   uint64_t number = parameters_->version();
-  for (Version& version : update->versions) version.context = ContextOf(version, ++number);
+  for (Version& version : update->versions) SetContext(version, ++number);
   return update;
 }
 
@@ -350,7 +366,7 @@ Updater::Ended Updater::RefuseNotFinite() {
   timeline_.ForgetTold(number);
   for (const Version& version : committed_) {
     ++number;
-    if (version.learning_rate.has_value()) timeline_.Tell(number, *version.learning_rate);
+    if (version.told.any()) timeline_.Tell(number, version.told);
   }
   return ended;
 }
@@ -446,7 +462,7 @@ VersionInput Updater::Update::Input(const Version& version, size_t local) const 
   input.context = version.context;
   input.context.update -= (*skipped)[local];
   if (weight) {
-    input.context.hyperparameters = ForTensor(version.context.hyperparameters, tensor);
+    input.context.hyperparameters = version.HyperparametersOf(tensor);
     if (version.trust_ratios != nullptr) input.context.trust_ratio = (*version.trust_ratios)[info.tensor];
     input.clip_value = clip.value;
     if (version.clip_factors != nullptr) input.clip_factor = (*version.clip_factors)[info.tensor];

@@ -49,18 +49,22 @@ class Updater {
  public:
   // What one version is made of.
   struct Version {
-    Pushes pushes;                       // Ascending by rank.
-    std::vector<float> coefficients;     // Each push has one; an empty contribution's is not used.
-    TensorFactors clip_factors;          // The gradient's; null: none, or not known yet.
-    TensorFactors trust_ratios;          // The optimizer's; null: none, or not known yet.
-    bool has_lowest = false;             // The lowest rank's of all pushes is among them.
-    std::optional<float> learning_rate;  // A push tells it for this version and those after it.
-    UpdateContext context;               // Set when it is begun.
-    uint64_t position = 0;               // The schedule's: samples that passed before those it is made of,
-    uint64_t next_position = 0;          // and that have passed with its pushes.
+    Pushes pushes;                    // Ascending by rank.
+    std::vector<float> coefficients;  // Each push has one; an empty contribution's is not used.
+    TensorFactors clip_factors;       // The gradient's; null: none, or not known yet.
+    TensorFactors trust_ratios;       // The optimizer's; null: none, or not known yet.
+    bool has_lowest = false;          // The lowest rank's of all pushes is among them.
+    ToldValues told;                  // A push tells it for this version and those after it.
+    UpdateContext context;            // Set when it is begun, as is the next.
+    // By group, with what groups have of their own; empty: none has anything.
+    std::vector<Hyperparameters> of_groups;
+    uint64_t position = 0;       // The schedule's: samples that passed before those it is made of,
+    uint64_t next_position = 0;  // and that have passed with its pushes.
     TimePoint committed_at;
 
     v1::Contribution contribution() const;
+    // What a weight's updates are made with.
+    Hyperparameters HyperparametersOf(const TensorSpec& tensor) const;
     // Every push is empty: it changes nothing.
     bool empty() const;
     // Not every push is empty, but none has a gradient of this slice: the slice stays as it is, and this version is
@@ -161,7 +165,8 @@ class Updater {
 
   // Sets what gradients are applied with from now on, in the place of what the constructor was given; nothing has been
   // made yet.
-  void SetOptimizer(const Optimizer& gradients, const Hyperparameters& hyperparameters, const ClipOptions& clip);
+  void SetOptimizer(const Optimizer& gradients, const Hyperparameters& hyperparameters, const GroupValues& groups,
+                    const ClipOptions& clip);
   // What is updated; null while there is no layout. Nothing must be in the making.
   void SetParameters(Parameters* parameters, std::shared_ptr<const ShardLayout> layout);
 
@@ -174,7 +179,7 @@ class Updater {
   // Sets how many samples of refused pushes have passed, for the versions that are begun or committed from now on.
   void SetDropped(uint64_t samples) { dropped_samples_ = samples; }
 
-  // Where ranks number their pushes by themselves, only this rank's pushes tell the learning rate, and the buffers of
+  // Where ranks number their pushes by themselves, only this rank's pushes tell hyperparameters, and the buffers of
   // which the lowest rank's count; nothing: nobody's pushes do.
   void SetLowestRank(std::optional<uint32_t> rank) { lowest_rank_ = rank; }
 
@@ -238,8 +243,8 @@ class Updater {
   std::vector<HyperparameterTimeline::Change> TakeEffective(const Version& version) {
     return timeline_.TakeMade(version.context.update);
   }
-  // The hyperparameters of the version that follows the current one.
-  Hyperparameters next_hyperparameters() const { return timeline_.At(parameters_->version() + 1); }
+  // The hyperparameters of the version that follows the current one, but for what groups have of their own.
+  Hyperparameters next_hyperparameters() const { return timeline_.At(parameters_->version() + 1).of_all; }
   // The learning rate of the current version, if a push told it and it was not set since.
   std::optional<float> told_learning_rate() const { return timeline_.told(); }
   // The schedule of the version that follows the current one, and its position: the samples that have passed up to the
@@ -269,8 +274,8 @@ class Updater {
   Part BeginCommitted(TimePoint now, bool caller_builds);
   // Takes those of the committed versions that are made in one update.
   std::vector<Version> TakeNext();
-  // What the version is made with.
-  UpdateContext ContextOf(const Version& version, uint64_t number) const;
+  // Sets what the version, of this number, is made with.
+  void SetContext(Version& version, uint64_t number) const;
   // Has the pool build these slices of what is in the making, unless they are few, which are returned.
   Part InlineOrPost(std::vector<size_t> slices);
   void Post(const std::vector<size_t>& slices);

@@ -6,6 +6,7 @@
 #include "common/proto_values.h"
 #include "common/status.h"
 #include "common/text.h"
+#include "server/config/optimizer_setup.h"
 
 namespace ps {
 namespace {
@@ -15,13 +16,18 @@ std::optional<uint64_t> VersionOf(const Request& request) {
   return request.has_version() ? std::optional<uint64_t>(request.version()) : std::nullopt;
 }
 
+bool TellSameGroups(const v1::PushRequest& a, const v1::PushRequest& b) {
+  if (a.groups().empty() && b.groups().empty()) return true;
+  return a.groups_size() == b.groups_size() && FromProto(a.groups()) == FromProto(b.groups());
+}
+
 // All messages of a push have the same of what Describe says.
 bool AreOfOnePush(const v1::PushRequest& a, const v1::PushRequest& b) {
   return a.id().rank() == b.id().rank() && a.id().incarnation() == b.id().incarnation() && a.step() == b.step() &&
          a.samples() == b.samples() && a.version() == b.version() && a.contribution() == b.contribution() &&
          a.has_passed() == b.has_passed() && a.passed() == b.passed() &&
          a.has_learning_rate() == b.has_learning_rate() && a.learning_rate() == b.learning_rate() &&
-         a.edition() == b.edition() && CarriesOf(a) == CarriesOf(b);
+         TellSameGroups(a, b) && a.edition() == b.edition() && CarriesOf(a) == CarriesOf(b);
 }
 
 std::string Describe(const v1::PushRequest& push) {
@@ -29,6 +35,7 @@ std::string Describe(const v1::PushRequest& push) {
                       ", samples ", push.samples(), ", version ", push.version(), ", contribution ",
                       int{push.contribution()}, push.has_passed() ? absl::StrCat(", passed ", push.passed()) : "",
                       push.has_learning_rate() ? ", learning rate " + ExactText(push.learning_rate()) : "",
+                      push.groups_size() > 0 ? ", " + ToString(FromProto(push.groups())) : "",
                       push.edition() > 0 ? absl::StrCat(", edition ", push.edition()) : "",
                       push.carries_size() > 0
                           ? absl::StrCat(", ", push.carries_size(), " ranges of slices from ", push.carries(0).begin(),

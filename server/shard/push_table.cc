@@ -30,6 +30,16 @@ std::optional<float> LearningRateOf(const v1::PushRequest& header) {
   return header.has_learning_rate() ? std::optional<float>(header.learning_rate()) : std::nullopt;
 }
 
+ToldGroups GroupsOf(const v1::PushRequest& header) {
+  if (header.groups().empty()) return nullptr;
+  return std::make_shared<const GroupValues>(FromProto(header.groups()));
+}
+
+bool TellsGroups(const v1::PushRequest& header, const ToldGroups& groups) {
+  if (header.groups().empty() || groups == nullptr) return header.groups().empty() && groups == nullptr;
+  return FromProto(header.groups()) == *groups;
+}
+
 std::string Who(const v1::PushRequest& header) {
   return absl::StrCat("rank ", header.id().rank(), ", step ", header.step());
 }
@@ -75,7 +85,7 @@ Push PushOf(const v1::PushRequest& header) {
   push.edition = header.edition();
   push.runs = header.runs();
   push.contribution = header.contribution();
-  push.learning_rate = LearningRateOf(header);
+  push.told = {.learning_rate = LearningRateOf(header), .groups = GroupsOf(header)};
   push.carries = Carried(header);
   return push;
 }
@@ -215,8 +225,8 @@ absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushReque
     if (push.incarnation == header.id().incarnation() && push.step == header.step() &&
         push.samples == header.samples() && push.version == header.version() &&
         push.contribution == header.contribution() && push.passed == PassedOf(header) &&
-        push.learning_rate == LearningRateOf(header) && push.edition == header.edition() &&
-        push.carries == Carried(header)) {
+        push.told.learning_rate == LearningRateOf(header) && TellsGroups(header, push.told.groups) &&
+        push.edition == header.edition() && push.carries == Carried(header)) {
       return found;
     }
     const bool same_push = push.incarnation == header.id().incarnation() && push.step == header.step() &&

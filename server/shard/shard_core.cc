@@ -75,8 +75,9 @@ void ShardCore::SetLayout(absl::StatusOr<ShardMemory>& memory) {
   if (!set.ok()) return Fail(Message(set));
   if (options_.optimizer != kFromWorker) return;
   nlohmann::ordered_json settings = SettingsOf(state_.setup);
-  spdlog::info("the workers bring --optimizer={}, {}", state_.setup.optimizer,
-               ToString(ValuesOf(state_.setup.hyperparameters, state_.setup.optimizer)));
+  const std::string groups = state_.setup.groups.empty() ? "" : "; " + ToString(state_.setup.groups);
+  spdlog::info("the workers bring --optimizer={}, {}{}", state_.setup.optimizer,
+               ToString(ValuesOf(state_.setup.hyperparameters, state_.setup.optimizer)), groups);
   Metric("optimizer", {{"settings", std::move(settings)}});
 }
 

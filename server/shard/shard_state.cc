@@ -96,7 +96,7 @@ ShardState::ShardState(const ShardOptions& given, ThreadPool& pool,
 absl::Status ShardState::TakeOptimizer(const v1::OptimizerSettings& message) {
   PS_ASSIGN_OR_RETURN(setup, Annotate(SetupOf(message, options.mode, options.num_shards), "the workers' optimizer"));
   std::unique_ptr<Optimizer> next = MakeGradientOptimizer(setup);
-  updater.SetOptimizer(*next, setup.hyperparameters, setup.clip);
+  updater.SetOptimizer(*next, setup.hyperparameters, setup.groups, setup.clip);
   optimizer = std::move(next);
   return absl::OkStatus();
 }
@@ -186,6 +186,7 @@ absl::StatusOr<PushTable::Arrival> ShardState::Arrive(const void* session, const
   if (job.running()) {
     PS_RETURN_IF_ERROR(CheckPulled(header));
     PS_RETURN_IF_ERROR(CheckFragment(header));
+    PS_RETURN_IF_ERROR(CheckGroups(header));
     absl::StatusOr<PushTable::Arrival> arrival =
         pushes.Add(session, header, std::move(slices), not_finite, *mode, parameters->version());
     if (arrival.ok() && arrival->push != nullptr) not_finite_pushes.erase(header.id().rank());
@@ -205,6 +206,12 @@ bool ShardState::NeedsSlicesOf(const v1::PushRequest& header) const {
   const uint32_t rank = header.id().rank();
   return job.running() && job.IsMember(header.id()) && !pushes.ledger().Seen(rank, header.step()) &&
          !pushes.IsComplete(rank, header.step());
+}
+
+absl::Status ShardState::CheckGroups(const v1::PushRequest& header) const {
+  if (header.groups().empty()) return absl::OkStatus();
+  return Annotate(CheckToldGroups(header.groups(), setup),
+                  absl::StrCat("rank ", header.id().rank(), ", step ", header.step(), ": groups"));
 }
 
 absl::Status ShardState::CheckFragment(const v1::PushRequest& header) const {

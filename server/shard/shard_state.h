@@ -189,6 +189,8 @@ struct ShardState {
   absl::Status CheckPulled(const v1::PushRequest& header) const;
   // INVALID_ARGUMENT if the push carries other slices than those of its fragment.
   absl::Status CheckFragment(const v1::PushRequest& header) const;
+  // INVALID_ARGUMENT if what it tells by group cannot be.
+  absl::Status CheckGroups(const v1::PushRequest& header) const;
   // The step of the push that the member computes on what it asks for.
   uint64_t NextStep(const ShardRequest& request) const;
   Answer AnswerPush(Wait& wait, TimePoint now);

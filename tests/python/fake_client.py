@@ -36,14 +36,16 @@ def stub_package(path: str) -> types.ModuleType:
         learning_rate_factor: float = 1.0
         weight_decay_factor: float = 1.0
         kind: str = "weight"
+        group: int = 0
 
     @dataclass
     class OptimizerSettings:
         optimizer: str
-        hyperparameters: dict[str, float]
+        hyperparameters: dict[str, float] = field(default_factory=dict)
         clip_value: float | None = None
         clip_tensor_norm: float | None = None
         clip_norm: float | None = None
+        groups: Sequence[dict[str, float]] = ()
 
     names: dict[str, Any] = {"Error": Error, "Tensor": Tensor, "OptimizerSettings": OptimizerSettings}
     for name in ("JobFailed", "Fenced", "Unavailable", "Refused", "Cancelled"):
@@ -99,6 +101,7 @@ class Push:
     difference: bool
     learning_rate: float | None
     passed: int | None = None
+    groups: Sequence[dict[str, float]] | None = None
 
 
 KNOWN_OPTIMIZERS = ("sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw")
@@ -120,6 +123,8 @@ class FakeServer:
         self.layout: list[Any] = []
         self.settings: Any = None
         self.learning_rate = 0.0
+        self.of_all: dict[str, float] = {}  # What pushes have told for all, and of groups, by number.
+        self.of_groups: dict[int, dict[str, float]] | None = None
         self.weights: list[np.ndarray] = []
         self.state: list[dict[str, np.ndarray]] = []
         self.skipped: list[int] = []  # Updates of each tensor that nobody had a gradient for.
@@ -180,6 +185,9 @@ class FakeServer:
         if counting:
             if counting[0].learning_rate is not None:
                 self.learning_rate = counting[0].learning_rate
+            if counting[0].groups is not None:
+                self.of_all.update(counting[0].groups[0])
+                self.of_groups = dict(enumerate(counting[0].groups))
             total = sum(push.samples for push in counting)
             shares = [np.float32(push.samples / total) for push in counting]
             if counting[0].difference:
@@ -229,8 +237,12 @@ class FakeServer:
 
     def optimize(self, spec: Any, w: np.ndarray, g: np.ndarray, state: dict[str, np.ndarray], t: int) -> None:
         """docs/optimizers.md, in float32 but for factors."""
-        name, h = self.settings.optimizer, self.settings.hyperparameters
-        rate = self.learning_rate * spec.learning_rate_factor
+        own = dict(enumerate(self.settings.groups, 1)) if self.of_groups is None else self.of_groups
+        h = {**self.settings.hyperparameters, **self.of_all, "learning_rate": self.learning_rate}
+        if spec.group > 0:
+            h.update(own.get(spec.group, {}))
+        name = self.settings.optimizer
+        rate = h["learning_rate"] * spec.learning_rate_factor
         decay = h.get("weight_decay", 0.0) * spec.weight_decay_factor
 
         def kept(key: str, initial: float = 0.0) -> np.ndarray:
@@ -477,12 +489,13 @@ class FakeClient:
         samples: int,
         passed: int | None = None,
         learning_rate: float | None = None,
+        groups: Sequence[dict[str, float]] | None = None,
         skip_not_finite: bool = False,
         difference: bool = False,
         deferred: bool = False,
     ) -> FakeExchange:
         assert not self.closed
-        given = Push(self.rank, samples, [None] * len(self.layout), difference, learning_rate, passed)
+        given = Push(self.rank, samples, [None] * len(self.layout), difference, learning_rate, passed, groups)
         exchange = FakeExchange(self, step, given, weights, skip_not_finite)
         exchange.given = gradients
         if not deferred:

@@ -237,6 +237,57 @@ def test_another_optimizer_than_the_servers_is_refused_with_what_takes_the_worke
     client.close()
 
 
+@pytest.mark.parametrize("shared_memory", ["auto", "off"])
+def test_as_many_groups_as_there_may_be_are_told_beside_many_slices(
+    servers: ServerProcesses, shared_memory: str
+) -> None:
+    """What a message may hold beside its payload is bounded."""
+    tensors, groups = 6000, 1024
+    layout = [psgrad.Tensor(f"w{i}", (1,), group=1 + i % groups) for i in range(tensors)]
+    own = [{}, *({"learning_rate": float(number)} for number in range(groups))]
+    address = servers.start(1, shards=2)
+    with psgrad.Client.join(address, layout, optimizer=SGD, shared_memory=shared_memory) as client:
+        weights = [np.zeros(1, np.float32) for _ in layout]
+        ones = [np.ones(1, np.float32) for _ in layout]
+        client.start(weights, weights)
+        for step, told in enumerate([None, own, None]):
+            client.push_pull(step, ones, weights, version=step, groups=told)
+        assert all(array[0] == -0.5 - 2 * (i % groups) for i, array in enumerate(weights))
+        too_long = [{}, *({"learning_rate": 1.0, "weight_decay": 0.5} for _ in range(groups))]
+        with pytest.raises(ValueError, match=r"PushInfo\.groups: \d+ bytes; at most 32768"):
+            client.push_pull(3, ones, weights, version=3, groups=too_long)
+        client.done()
+
+
+def test_what_is_set_holds_for_all_groups_until_one_is_told_again(servers: ServerProcesses) -> None:
+    """ps_ctl set beside what a worker tells."""
+    layout = [psgrad.Tensor("w", (1,), group=1), psgrad.Tensor("b", (1,), learning_rate_factor=0.5)]
+    settings = psgrad.OptimizerSettings("sgd", {"learning_rate": 0.5}, groups=[{"learning_rate": 4.0}])
+    address = servers.start(1)
+    with psgrad.Client.join(address, layout, optimizer=settings) as client:
+        weights = [np.zeros(1, np.float32) for _ in layout]
+        ones = [np.ones(1, np.float32) for _ in layout]
+        client.start(weights, weights)
+
+        def step(**push: Any) -> list[float]:
+            before = [float(array[0]) for array in weights]
+            client.push_pull(client.next_step, ones, weights, version=client.next_step, **push)
+            return [old - float(array[0]) for old, array in zip(before, weights, strict=True)]
+
+        assert step() == [4.0, 0.25]
+        ctl = [find_program("ps_ctl"), f"--server={address}", "set", "learning_rate=2"]
+        done = subprocess.run(ctl, check=True, capture_output=True, text=True, timeout=30).stdout
+        first = int(done.split(" from version ")[1].split()[0])
+        while client.next_step + 1 < first:
+            assert step() == [4.0, 0.25]
+        assert step() == [2.0, 1.0]
+        assert step(groups=[{}, {"learning_rate": 8.0}]) == [8.0, 1.0]
+        assert step() == [8.0, 1.0]
+        with pytest.raises(ValueError, match=r"groups: group 1: momentum=0\.5: not used by --optimizer=sgd"):
+            step(groups=[{}, {"momentum": 0.5}])
+        client.done()
+
+
 def test_servers_that_are_not_there_are_unavailable_by_their_address() -> None:
     """After connect_timeout."""
     with pytest.raises(psgrad.Unavailable, match=r"127\.0\.0\.1:1.*refused"):

@@ -88,6 +88,49 @@ def test_the_result_is_that_of_an_undisturbed_run(
     assert weights_hash == undisturbed(tmp_path)
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_groups_have_is_part_of_a_checkpoint(restartable: Restartable, tmp_path: Any, shards: int) -> None:
+    """It is told once, and not again after the rollback: neither what the join brought nor what a push has told."""
+    layout = [psgrad.Tensor("w", (3, 4), group=1), psgrad.Tensor("b", (4,), learning_rate_factor=0.5, group=2)]
+    settings = psgrad.OptimizerSettings("momentum", {"learning_rate": 0.125}, groups=[{"momentum": 0.25}])
+    told = {5: [{"weight_decay": 0.01}, {"momentum": 0.75, "learning_rate": 0.0625}, {"learning_rate": 0.5}]}
+
+    def trained(address: str, at: dict[int, Any], tells: dict[int, Any]) -> tuple[str, list[Any]]:
+        client = psgrad.Client.join(address, layout, optimizer=settings)
+        weights = arrays(0)
+        result = client.start(arrays(1), weights)
+        while result.next_step < STEPS:
+            step = result.next_step
+            at.pop(step, lambda: None)()
+            result = client.push_pull(
+                step, arrays(np.sin(step)), weights, version=result.version, groups=tells.get(step)
+            )
+            assert result.answers or result.version >= 10
+        rollbacks = [client.rollbacks]
+        weights_hash = client.weights_hash()
+        client.done()
+        client.leave()
+        return weights_hash, rollbacks
+
+    def kill() -> None:
+        for shard in range(shards):
+            restartable.kill(shard)
+        for shard in range(shards):
+            restartable.start_again(shard)
+
+    disturbed, rollbacks = trained(restartable.start(1, shards=shards), {23: kill}, told)
+    assert rollbacks == [1]
+    assert restartable.wait() == [0] * shards
+    hashes = []
+    for tells in (told, {}):
+        servers = Restartable(tmp_path)
+        try:
+            hashes.append(trained(servers.start(1, keeps=False), {}, tells)[0])
+        finally:
+            servers.end()
+    assert disturbed == hashes[0] != hashes[1]
+
+
 def test_two_rollbacks_and_a_wait_for_a_server_are_said(
     restartable: Restartable, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -173,6 +173,112 @@ def test_a_scheduler_scales_all_groups(jobs: Jobs) -> None:
     assert largest_difference(weights, expected) < 1e-6
 
 
+# Groups that differ in what servers have no factor of, by class.
+OWN: dict[str, tuple[Make, list[dict[str, Any]]]] = {
+    "adamw": (
+        lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+        [{}, {"betas": (0.5, 0.9), "lr": 0.02}, {"betas": (0.8, 0.999), "eps": 1e-3, "weight_decay": 0.0}],
+    ),
+    "adam": (lambda p: torch.optim.Adam(p, lr=0.01), [{"betas": (0.0, 0.99)}, {"eps": 1e-4}, {}]),
+    "momentum": (lambda p: torch.optim.SGD(p, lr=0.05), [{}, {"momentum": 0.9}, {"momentum": 0.5, "lr": 0.1}]),
+    "nesterov": (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True), [{"momentum": 0.3}, {}, {}]),
+    "adagrad": (lambda p: torch.optim.Adagrad(p, lr=0.05), [{"lr_decay": 0.5}, {}, {"eps": 0.1}]),
+    "rmsprop": (lambda p: torch.optim.RMSprop(p, lr=0.01), [{}, {"alpha": 0.5}, {"alpha": 0.9, "eps": 1e-3}]),
+}
+
+
+def split(own: list[dict[str, Any]]) -> Callable[[torch.nn.Module], list[dict[str, Any]]]:
+    def parameters(model: torch.nn.Module) -> list[dict[str, Any]]:
+        parts = [["0.weight"], ["0.bias", "2.bias"], ["2.weight"]]
+        named = dict(model.named_parameters())
+        return [{"params": [named[name] for name in part], **values} for part, values in zip(parts, own, strict=True)]
+
+    return parameters
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("name", OWN)
+def test_groups_have_hyperparameters_of_their_own(jobs: Jobs, name: str, shards: int) -> None:
+    make, own = OWN[name]
+    expected = alone(make, 2, split(own))
+    for weights in together(jobs(2, shards=shards), make, split(own)):
+        assert largest_difference(weights, expected) < 1e-6
+
+
+def each_its_own(optimizer: torch.optim.Optimizer) -> Any:
+    rates = [lambda step: 1.0, lambda step: 0.8**step, lambda step: 0.0 if step < 3 else 0.5]
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, rates)
+
+
+class Averaging:
+    """As torch.optim.swa_utils is used: one schedule, and from some step on SWALR with a rate for each group."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.before = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+        self.after = torch.optim.swa_utils.SWALR(optimizer, [0.02, 0.01, 0.03], anneal_epochs=3)
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+        (self.before if self.steps < 5 else self.after).step()
+
+
+def cycles(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.1, 0.05, 0.02][: len(optimizer.param_groups)], STEPS + 1)
+
+
+class Moves:
+    """Whatever a script changes by itself."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.groups = optimizer.param_groups
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+        self.groups[1]["weight_decay"] = 0.01 * self.steps
+        self.groups[2]["lr"] *= 0.9
+        if "betas" in self.groups[0]:
+            self.groups[0]["betas"] = (0.9 - 0.05 * self.steps, 0.999)
+            self.groups[2]["eps"] = 1e-8 * 10**self.steps
+
+
+EACH: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "two_lambdas": ("sgd_decay", each_its_own),
+    "two_lambdas_of_adamw": ("adamw", each_its_own),
+    "averaging": ("momentum", Averaging),
+    "onecycle_of_sgd": ("momentum", cycles),
+    "onecycle_of_adam": ("adam", cycles),
+    "moves": ("sgd_decay", Moves),
+    "moves_of_adamw": ("adamw", Moves),
+}
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("name", EACH)
+def test_schedulers_move_each_group_by_itself(jobs: Jobs, name: str, shards: int) -> None:
+    make, schedule = CLASSES[EACH[name][0]], EACH[name][1]
+    parameters = split([{}, {"lr": 0.02, "weight_decay": 0.1}, {}])
+    expected = alone(make, 2, parameters, schedule)
+    for weights in together(jobs(2, shards=shards), make, parameters, schedule):
+        assert largest_difference(weights, expected) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam", "adam_l2", "adamw"])
+def test_a_scheduler_cycles_the_servers_momentum(jobs: Jobs, name: str) -> None:
+    """OneCycleLR as it comes (cycle_momentum=True), with one group."""
+    expected = alone(CLASSES[name], 2, lambda model: model.parameters(), cycles)
+    for weights in together(jobs(2), CLASSES[name], lambda model: model.parameters(), cycles):
+        assert largest_difference(weights, expected) < 1e-6
+
+
+def test_where_every_push_is_a_version_groups_are_told_too(jobs: Jobs) -> None:
+    parameters = split([{}, {"momentum": 0.5, "lr": 0.02}, {}])
+    expected = alone(CLASSES["momentum"], 1, parameters, each_its_own)
+    (weights,) = together(jobs(1, "asp"), CLASSES["momentum"], parameters, each_its_own)
+    assert largest_difference(weights, expected) < 1e-6
+
+
 def test_a_scheduler_of_the_wrapped_optimizer_moves_the_servers_rate(
     jobs: Jobs, recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -48,26 +48,37 @@ def test_samples_that_the_chief_has_not_handed_out(fakes: Jobs) -> None:
     optimizer.step()
 
 
-def test_groups_that_differ_in_momentum(fakes: Jobs) -> None:
+def test_groups_that_differ_in_what_is_the_same_for_all(fakes: Jobs) -> None:
     model = mlp()
-    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "momentum": 0.5}]
-    with pytest.raises(ValueError, match=r"param_groups\[1\] has momentum=0.5"):
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "nesterov": True}]
+    with pytest.raises(ValueError, match=r"param_groups\[1\] has nesterov=True and param_groups\[0\] False"):
         fakes().wrap(SGD(groups, lr=0.1, momentum=0.9), model)
 
 
-def test_groups_that_are_scaled_differently(fakes: Jobs) -> None:
+@pytest.mark.parametrize("key", ["lr", "weight_decay"])
+def test_what_was_0_in_a_group_and_comes_to_be_more(fakes: Jobs, key: str) -> None:
     model = mlp()
-    optimizer = fakes().wrap(SGD([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=0.1), model)
-    optimizer.param_groups[1]["lr"] = 0.05
-    with pytest.raises(ValueError, match=r"param_groups\[1\] has lr=0.05.*scale all groups alike"):
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), key: 0.0}]
+    optimizer = fakes().wrap(SGD(groups, lr=0.1, weight_decay=0.1), model)
+    optimizer.param_groups[1][key] = 0.05
+    with pytest.raises(ValueError, match=rf"param_groups\[1\]: {key} has changed from 0 to 0.05 after the join"):
         loss_of(model, 0, 0).backward()
 
 
-def test_a_momentum_that_changes(fakes: Jobs) -> None:
+@pytest.mark.parametrize(("before", "after"), [(0.9, 0.0), (0.0, 0.9)])
+def test_a_momentum_that_comes_or_goes(fakes: Jobs, before: float, after: float) -> None:
+    model = mlp()
+    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1, momentum=before), model)
+    optimizer.param_groups[0]["momentum"] = after
+    with pytest.raises(ValueError, match=rf"momentum has changed from {before} to {after}"):
+        loss_of(model, 0, 0).backward()
+
+
+def test_what_is_fixed_at_the_join(fakes: Jobs) -> None:
     model = mlp()
     optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1, momentum=0.9), model)
-    optimizer.param_groups[0]["momentum"] = 0.5
-    with pytest.raises(ValueError, match=r"momentum has changed from 0.9 to 0.5"):
+    optimizer.param_groups[0]["nesterov"] = True
+    with pytest.raises(ValueError, match=r"param_groups\[0\]: nesterov has changed from False to True after the join"):
         loss_of(model, 0, 0).backward()
 
 

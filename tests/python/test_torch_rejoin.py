@@ -61,17 +61,25 @@ def kill_and_start(servers: Restartable, *shards: int) -> Callable[[], None]:
 
 
 def run(
-    address: str, at: At, *, loader: Any = None, optimizer: Any = torch.optim.Adam, **options: Any
+    address: str,
+    at: At,
+    *,
+    loader: Any = None,
+    optimizer: Any = torch.optim.Adam,
+    groups: Callable[[torch.nn.Module], Any] = torch.nn.Module.parameters,
+    schedule: Callable[[Any], None] = lambda opt: None,
+    **options: Any,
 ) -> list[tuple[str, dict[str, torch.Tensor], int]]:
     """Each worker's (hash if it is the lead, weights, rollbacks), with batches of Batches."""
 
     def work() -> Any:
         model = mlp()
-        opt = Job(address, WORKERS).wrap(optimizer(model.parameters(), lr=0.01), model, **options)
+        opt = Job(address, WORKERS).wrap(optimizer(groups(model), lr=0.01), model, **options)
         batches = Batches(Data(), opt, batch_size=8, epochs=EPOCHS, loader=loader)
         weights_hash = ""
         for number, (x, y) in enumerate(batches):
             at(number)
+            schedule(opt)
             opt.zero_grad()
             torch.nn.functional.mse_loss(model(x), y).backward()
             before = opt.rollbacks
@@ -122,6 +130,29 @@ def test_batches_rewind_and_the_hash_is_the_undisturbed_one(
     assert restartable.wait() == [0] * shards
     assert the_hash(disturbed) == the_hash(undisturbed(tmp_path))
     assert largest_difference(disturbed[0][1], disturbed[1][1]) == 0
+
+
+def two_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+    return [{"params": [each for each in model.parameters() if each.dim() == ways]} for ways in (1, 2)]
+
+
+def cycle(opt: Any) -> None:
+    """Moves each group by itself, as the step says."""
+    first, second = opt.param_groups
+    step = opt.step_number
+    first["betas"] = (0.95 - 0.1 * (step // 3 % 4), 0.999)
+    second["lr"] = 0.01 / (1 + step % 5)
+    second["weight_decay"] = 0.01 if step > 20 else 0.0
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_groups_that_move_by_themselves_are_told_again(restartable: Restartable, tmp_path: Path, shards: int) -> None:
+    moves: dict[str, Any] = {"groups": two_groups, "schedule": cycle}
+    address = restartable.start(WORKERS, shards=shards, every="7")
+    act = kill_and_start(restartable, *range(shards))
+    disturbed = run(address, At({11: act, 24: act}), **moves)
+    assert [rollbacks for _, _, rollbacks in disturbed] == [2, 2]
+    assert the_hash(disturbed) == the_hash(undisturbed(tmp_path, **moves))
 
 
 def test_batches_that_a_loader_loads_ahead_rewind(restartable: Restartable, tmp_path: Path) -> None:

@@ -537,6 +537,62 @@ def test_a_rate_is_told_when_it_changes(fakes: Jobs, caplog: pytest.LogCaptureFi
     assert "lr was changed between backward() and step(), when the push was under way: it is told" in caplog.text
 
 
+def test_what_groups_have_is_told_when_it_changes(fakes: Jobs) -> None:
+    job = fakes()
+    model = mlp()
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.2}]
+    optimizer = job.wrap(SGD(groups, lr=0.1, momentum=0.9), model, overlap="backward")
+    # Scaled alike; apart; with a momentum of its own; and back.
+    for step, (first, second, momentum) in enumerate(
+        [(0.1, 0.2, 0.9), (0.05, 0.1, 0.9), (0.05, 0.2, 0.9), (0.05, 0.2, 0.5), (0.05, 0.2, 0.5), (0.05, 0.1, 0.9)]
+    ):
+        optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = first, second
+        optimizer.param_groups[1]["momentum"] = momentum
+        optimizer.zero_grad()
+        loss_of(model, step, 0).backward()
+        optimizer.step()
+    assert job.server is not None
+    assert [spec.group for spec in job.server.layout] == [1, 1, 2, 2]
+    assert [push.learning_rate for push in job.server.pushes] == [None, 0.05, None, None, None, None]
+    told = [push.groups for push in job.server.pushes]
+    assert told == [
+        None,
+        None,
+        [{}, {}, {"learning_rate": 0.1}],  # Times the factor of its tensors, 2.
+        [{}, {}, {"learning_rate": 0.1, "momentum": 0.5}],
+        None,
+        [{}, {}, {}],
+    ]
+
+
+def test_what_a_single_group_has_is_told_for_all_as_far_as_it_moves(fakes: Jobs) -> None:
+    job = fakes()
+    model = mlp()
+    optimizer = job.wrap(torch.optim.AdamW(model.parameters(), lr=0.1), model)
+    for step, beta in enumerate([0.9, 0.8, 0.8, 0.7]):
+        optimizer.param_groups[0]["betas"] = (beta, 0.999)
+        optimizer.zero_grad()
+        loss_of(model, step, 0).backward()
+        optimizer.step()
+    assert job.server is not None
+    assert [spec.group for spec in job.server.layout] == [0] * 4
+    assert [push.groups for push in job.server.pushes] == [None, [{"beta1": 0.8}], None, [{"beta1": 0.7}]]
+
+
+def test_a_worker_of_a_running_job_tells_all_that_has_moved_since_its_own_join(fakes: Jobs) -> None:
+    job = fakes(version=7)
+    model = mlp()
+    optimizer = job.wrap(SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+    for step, momentum in enumerate([0.9, 0.8, 0.8]):
+        optimizer.param_groups[0]["momentum"] = momentum
+        optimizer.zero_grad()
+        loss_of(model, step, 0).backward()
+        optimizer.step()
+    assert job.server is not None
+    told = [push.groups for push in job.server.pushes]
+    assert told == [None, [{"weight_decay": 0.0, "momentum": 0.8}], None]
+
+
 def test_a_worker_of_a_running_job_tells_its_rate_and_where_it_continues(
     fakes: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -587,7 +643,7 @@ def test_samples_that_were_left_out_are_told_after_a_push_that_could_not_begin(f
     model = mlp()
     optimizer = job.wrap(SGD(model.parameters(), lr=0.1, momentum=0.9), model, samples=4)
     optimizer.add_passed(8)
-    optimizer.param_groups[0]["momentum"] = 0.5
+    optimizer.param_groups[0]["momentum"] = 0.0
     with pytest.raises(ValueError, match="momentum has changed"):
         loss_of(model, 0, 0).backward()
     optimizer.param_groups[0]["momentum"] = 0.9

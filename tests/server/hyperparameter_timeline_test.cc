@@ -20,15 +20,17 @@ HyperparameterMessages Messages(const std::vector<std::pair<std::string, float>>
   return messages;
 }
 
+ToldValues Rate(float rate) { return {.learning_rate = rate, .groups = nullptr}; }
+
 TEST_CASE("A change holds from its version on, and what it does not name stays") {
   HyperparameterTimeline timeline({.learning_rate = 1, .momentum = 0.5F, .weight_decay = 0});
   timeline.Add({.version = 5, .values = {{"learning_rate", 0.1F}}});
   timeline.Add({.version = 7, .values = {{"momentum", 0.25F}}});
-  CHECK(timeline.At(4).learning_rate == 1);
-  CHECK(timeline.At(5).learning_rate == 0.1F);
-  CHECK(timeline.At(6).momentum == 0.5F);
-  CHECK(timeline.At(7).momentum == 0.25F);
-  CHECK(timeline.At(100).learning_rate == 0.1F);
+  CHECK(timeline.At(4).of_all.learning_rate == 1);
+  CHECK(timeline.At(5).of_all.learning_rate == 0.1F);
+  CHECK(timeline.At(6).of_all.momentum == 0.5F);
+  CHECK(timeline.At(7).of_all.momentum == 0.25F);
+  CHECK(timeline.At(100).of_all.learning_rate == 0.1F);
 }
 
 TEST_CASE("A change is told once, when the first version that is made with it is there") {
@@ -38,7 +40,7 @@ TEST_CASE("A change is told once, when the first version that is made with it is
   CHECK(timeline.TakeMade(4).empty());
   CHECK(timeline.TakeMade(5) == std::vector<Change>{change});
   CHECK(timeline.TakeMade(6).empty());
-  CHECK(timeline.At(7).learning_rate == 0.25F);
+  CHECK(timeline.At(7).of_all.learning_rate == 0.25F);
 }
 
 TEST_CASE("Of two changes at one version the later one counts") {
@@ -53,18 +55,18 @@ TEST_CASE("A told learning rate holds from its version on, until a later one is 
   HyperparameterTimeline timeline({.learning_rate = 1});
   timeline.Add({.version = 3, .values = {{"learning_rate", 3}}});
   timeline.Add({.version = 5, .values = {{"momentum", 0.5F}}});
-  timeline.Tell(2, 20);
-  timeline.Tell(3, 30);
-  timeline.Tell(5, 50);
+  timeline.Tell(2, Rate(20));
+  timeline.Tell(3, Rate(30));
+  timeline.Tell(5, Rate(50));
   const std::vector<float> rates = {1, 20, 3, 3, 50, 50};
   for (uint64_t version = 1; version <= rates.size(); ++version) {
-    CHECK(timeline.At(version).learning_rate == rates[version - 1]);
+    CHECK(timeline.At(version).of_all.learning_rate == rates[version - 1]);
   }
-  CHECK(timeline.At(4, 7).learning_rate == 7);  // The same as if a push had told it.
-  CHECK(timeline.At(3, 7).learning_rate == 3);
+  CHECK(timeline.At(4, Rate(7)).of_all.learning_rate == 7);  // The same as if a push had told it.
+  CHECK(timeline.At(3, Rate(7)).of_all.learning_rate == 3);
   for (uint64_t version = 1; version <= rates.size(); ++version) {
     CHECK(timeline.TakeMade(version).size() == (version == 3 || version == 5 ? 1 : 0));
-    CHECK(timeline.At(version + 1).learning_rate == rates[std::min<size_t>(version, rates.size() - 1)]);
+    CHECK(timeline.At(version + 1).of_all.learning_rate == rates[std::min<size_t>(version, rates.size() - 1)]);
     CHECK(timeline.told().has_value() == (version == 2 || version >= 5));
   }
 }

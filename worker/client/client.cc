@@ -7,6 +7,7 @@
 #include "common/data_summary.h"
 #include "common/endpoint.h"
 #include "common/grpc_call.h"
+#include "common/proto_values.h"
 #include "common/status.h"
 #include "ps/client.h"
 #include "worker/client/chief_calls.h"
@@ -27,6 +28,7 @@ constexpr std::chrono::seconds kProgressEvery(1);
 constexpr std::chrono::seconds kAskTime(2);               // Where the shards are.
 constexpr std::chrono::milliseconds kAnswerMargin(5000);  // For the answer of a call that waits at the chief.
 constexpr std::chrono::milliseconds kBehindPause(20);
+constexpr size_t kMaxGroupBytes = 32 << 10;  // Of PushInfo::groups: each message of a push has them (ps.proto).
 
 ExchangeRequest PullRequest(const MutableTensors& weights, std::optional<uint64_t> version,
                             std::optional<uint64_t> step, TimePoint give_up = TimePoint::max()) {
@@ -436,9 +438,18 @@ absl::StatusOr<std::optional<RoundedMemory>> ClientImpl::RoundedGradients() {
 }
 
 absl::Status ClientImpl::StageGradients(ExchangeRequest& request) {
+  const auto who_pushes = [&] { return absl::StrCat("rank ", rank(), ", step ", request.push.step); };
+  if (request.push.groups.has_value()) {
+    v1::PushRequest message;
+    ToProto(*request.push.groups, message.mutable_groups());
+    if (message.ByteSizeLong() > kMaxGroupBytes) {
+      return InvalidArgument(who_pushes(), ": PushInfo.groups: ", message.ByteSizeLong(), " bytes; at most ",
+                             kMaxGroupBytes, " are supported");
+    }
+  }
   if (request.sends_no_slices()) return absl::OkStatus();
   const WireFormat& wire = context_->wire;
-  const std::string who = absl::StrCat("rank ", rank(), ", step ", request.push.step);
+  const std::string who = who_pushes();
   if (request.push.rounded && !wire.only_rounds()) {
     return InvalidArgument(who,
                            ": PushInfo.rounded: the job sends float32, or has error feedback, which is the client's");

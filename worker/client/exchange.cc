@@ -130,6 +130,7 @@ CallRequest RetryingExchange::MakeCallRequest(uint32_t shard, TimePoint now) {
   call.contribution = request_.push.contribution;
   call.passed = request_.push.passed;
   call.learning_rate = request_.push.learning_rate;
+  if (request_.push.groups.has_value()) call.groups = &*request_.push.groups;
   call.runs = request_.push.runs.value_or(0);
   call.edition = 2 * request_.begun + (anew_ ? 1 : 0);
   call.exact_version = request_.version;

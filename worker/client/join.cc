@@ -21,17 +21,14 @@ constexpr std::chrono::seconds kCancelJoinTime(2);
 // Two containers may have the same host name and process number.
 std::string DefaultName() { return absl::StrFormat("%s-%d-%06x", HostName(), getpid(), RandomNumber() >> 40); }
 
-v1::OptimizerSettings ToProto(const OptimizerSettings& settings) {
+v1::OptimizerSettings MessageOf(const OptimizerSettings& settings) {
   v1::OptimizerSettings message;
   message.set_optimizer(settings.optimizer);
-  for (const auto& [name, value] : settings.hyperparameters) {
-    v1::Hyperparameter* const out = message.add_hyperparameters();
-    out->set_name(name);
-    out->set_value(value);
-  }
+  ToProto(settings.hyperparameters, message.mutable_hyperparameters());
   if (settings.clip_value.has_value()) message.set_clip_value(*settings.clip_value);
   if (settings.clip_tensor_norm.has_value()) message.set_clip_tensor_norm(*settings.clip_tensor_norm);
   if (settings.clip_norm.has_value()) message.set_clip_norm(*settings.clip_norm);
+  ToProto(settings.groups, message.mutable_groups());
   return message;
 }
 
@@ -48,7 +45,7 @@ v1::JoinRequest MakeJoinRequest(const ClientOptions& options, const Layout& layo
   request.add_features("error_feedback_decay");
   if (options.does_fragments) request.add_features("fragments");
   if (options.own_data.has_value()) *request.mutable_own_data() = ToProto(*options.own_data);
-  if (options.optimizer.has_value()) *request.mutable_optimizer() = ToProto(*options.optimizer);
+  if (options.optimizer.has_value()) *request.mutable_optimizer() = MessageOf(*options.optimizer);
   request.set_host(HostName());
   request.set_join_request_id(RandomNumber());
   request.set_watches(true);

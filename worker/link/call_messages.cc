@@ -25,6 +25,7 @@ constexpr int64_t kLeastMessageBytes = 16 << 10;  // Slices that are smaller go 
 
 // What a message says of each slice is bounded by servers, too (64 KiB).
 constexpr size_t kMessageSlices = 4096;
+constexpr size_t kMessageSlicesBesideGroups = 2048;  // Groups may have half of that (PushRequest.groups).
 
 // velocity = momentum * before + values. Source: Lin et al., Deep Gradient Compression, 2018, 3.1.
 struct MomentumKernel {
@@ -94,6 +95,7 @@ v1::PushRequest PushHeaderOf(const CallRequest& request) {
   header.set_runs(request.runs);
   if (request.passed.has_value()) header.set_passed(*request.passed);
   if (request.learning_rate.has_value()) header.set_learning_rate(*request.learning_rate);
+  if (request.groups != nullptr) ToProto(*request.groups, header.mutable_groups());
   if (request.carries != nullptr) {
     for (const SliceRange& range : *request.carries) {
       v1::SliceRange* const carried = header.add_carries();
@@ -178,7 +180,8 @@ OutgoingSlice OutgoingMessages::SliceOf(const SliceInfo& info) const {
 grpc::ByteBuffer OutgoingMessages::Next() {
   std::vector<OutgoingSlice> slices;
   size_t bytes = 0;
-  while (!queue_.empty() && slices.size() < kMessageSlices) {
+  const size_t most = request_.groups == nullptr ? kMessageSlices : kMessageSlicesBesideGroups;
+  while (!queue_.empty() && slices.size() < most) {
     const SliceInfo& info = plan_.slices()[queue_.front()];
     if (request_.absent(info)) {
       slices.push_back({.index = info.index, .values = {}, .release = {}, .absent = true});

@@ -40,6 +40,7 @@ struct CallRequest {
   PushContribution contribution = PushContribution::kGradient;
   std::optional<uint64_t> passed;
   std::optional<float> learning_rate;
+  const std::vector<std::map<std::string, float>>* groups = nullptr;  // They live as long as `out`; null: not told.
   uint64_t edition = 0;  // This and the next mean what they mean in PushRequest.
   uint64_t runs = 0;
   std::optional<uint64_t> exact_version;  // A pull asks for this one; unset: the newest.

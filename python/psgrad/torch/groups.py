@@ -1,10 +1,12 @@
-"""What a torch.optim object says to the servers: at the join its class, its hyperparameters and factors of its groups'
-tensors; afterwards the learning rate, as schedulers move it.
+"""What a torch.optim object says to the servers: at the join its class, and the hyperparameters of its groups of
+tensors; afterwards what schedulers move of them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,36 +16,49 @@ import psgrad
 # Schedulers multiply and divide in double; what differs by less than this is rounding.
 _TOLERANCE = 1e-6
 
-# What must be the same in all groups and stay as it is: hyperparameters of the servers that have no factor by tensor,
-# and choices of the class.
+# What must be the same in all groups and stay as it is: the servers have no such hyperparameter, or only one that a job
+# begins with.
 _FIXED: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
-    torch.optim.SGD: ("momentum", "dampening", "nesterov", "maximize"),
-    torch.optim.Adam: ("betas", "eps", "amsgrad", "maximize", "decoupled_weight_decay"),
-    torch.optim.AdamW: ("betas", "eps", "amsgrad", "maximize"),
-    torch.optim.Adagrad: ("lr_decay", "eps", "initial_accumulator_value", "maximize"),
-    torch.optim.RMSprop: ("alpha", "eps", "momentum", "centered", "maximize"),
+    torch.optim.SGD: ("dampening", "nesterov", "maximize"),
+    torch.optim.Adam: ("amsgrad", "maximize", "decoupled_weight_decay"),
+    torch.optim.AdamW: ("amsgrad", "maximize"),
+    torch.optim.Adagrad: ("initial_accumulator_value", "maximize"),
+    torch.optim.RMSprop: ("momentum", "centered", "maximize"),
 }
 
 # The servers' optimizers have none of these, and RMSprop has no momentum.
 _REFUSED = ("dampening", "maximize", "amsgrad", "centered")
 
-# Hyperparameters of the servers' optimizers, which torch calls by the same names.
-_HYPERPARAMETERS: dict[str, tuple[str, ...]] = {
-    "sgd": (),
-    "momentum": ("momentum",),
-    "nesterov": ("momentum",),
-    "adagrad": ("lr_decay", "eps", "initial_accumulator_value"),
-    "rmsprop": ("alpha", "eps"),
-    "adam": ("eps",),
-    "adamw": ("eps",),
+# What may differ by group and move, besides lr and weight_decay. Servers have the same, by the same names; betas are
+# beta1 and beta2 there.
+_MOVING: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
+    torch.optim.SGD: ("momentum",),
+    torch.optim.Adam: ("betas", "eps"),
+    torch.optim.AdamW: ("betas", "eps"),
+    torch.optim.Adagrad: ("lr_decay", "eps"),
+    torch.optim.RMSprop: ("alpha", "eps"),
 }
 
 
-class Groups:
-    """The groups of a torch optimizer, as the servers see them: one base rate and decay, and factors by tensor.
+@dataclass(frozen=True)
+class Hyperparameters:
+    """What the groups have at some time, by the servers' names."""
 
-    The base learning rate is that of the first group whose rate is not 0: its `initial_lr`, which schedulers leave
-    there, or else its `lr`. The base weight decay is the first that is not 0.
+    learning_rate: float | None = None  # The base learning rate; None: servers are told nothing.
+    #: What holds for all but the learning rate, where there is one group.
+    of_all: Mapping[str, float] = field(default_factory=dict)
+    #: Where there are several: what each has of its own.
+    of_groups: tuple[Mapping[str, float], ...] = ()
+
+
+class Groups:
+    """The groups of a torch optimizer, as the servers see them.
+
+    There is one base rate and one base decay, which factors by tensor multiply. They are fixed at the join, and say all
+    as long as schedulers scale the rates of all groups alike. Whatever else differs by group, or comes to do so, a
+    group has of its own. The base learning rate is that of the first group whose rate is not 0: its `initial_lr`, which
+    schedulers leave there, or else its `lr`. The base weight decay is the first that is not 0; of what else there is
+    the first group's values are the base.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -56,16 +71,14 @@ class Groups:
                 "Adagrad and RMSprop"
             )
         self._kind = kind
-        keys = _FIXED[kind]
         first = self._groups[0]
         for index, group in enumerate(self._groups):
-            for key in keys:
+            for key in _FIXED[kind]:
                 if _plain(group.get(key)) != _plain(first.get(key)):
                     raise ValueError(
                         f"param_groups[{index}] has {key}={group.get(key)!r} and param_groups[0] {first.get(key)!r}: "
-                        "only lr and weight_decay may differ by group on the servers"
+                        "on the servers it is the same for all groups"
                     )
-        self._fixed = [{key: _plain(group.get(key)) for key in (*keys, "weight_decay")} for group in self._groups]
         self._rates = [float(group.get("initial_lr", group["lr"])) for group in self._groups]
         self._decays = [float(group["weight_decay"]) for group in self._groups]
         self._reference = next((index for index, rate in enumerate(self._rates) if rate > 0), -1)
@@ -73,11 +86,21 @@ class Groups:
             raise ValueError("lr is 0 in all param_groups: the servers need a base learning rate above 0")
         self.base_learning_rate = self._rates[self._reference]
         self.base_weight_decay = next((decay for decay in self._decays if decay > 0), 0.0)
+        self._name = self._servers_name()
+        self._keys = ("lr", "weight_decay", *_MOVING[kind], *_FIXED[kind])
+        self._at_join = self._seen = self._look()
+        self._base = self._own(0)
+        #: At the join.
+        self.initial = self._now = self._hyperparameters()
 
     def factors(self, group: int) -> tuple[float, float]:
         """What the base learning rate and the base weight decay are multiplied by for the tensors of a group."""
         decay = self._decays[group] / self.base_weight_decay if self.base_weight_decay > 0 else 1.0
         return self._rates[group] / self.base_learning_rate, decay
+
+    def number(self, group: int) -> int:
+        """The servers' number of a group. A single one is no group to them: it has what holds for all."""
+        return group + 1 if len(self._groups) > 1 else 0
 
     def settings(self, clip_norm: float | None) -> psgrad.OptimizerSettings:
         """The servers' optimizer that steps as this one does. ValueError, by name, for an option that they lack."""
@@ -89,104 +112,187 @@ class Groups:
                         f"{self._kind.__name__}({key}={group[key]!r}) in param_groups[{index}]: the servers' "
                         f"optimizers have no {key}"
                     )
-        group = self._groups[0]
-        name = self._servers_name()
-        values = {"learning_rate": self.base_learning_rate, "weight_decay": self.base_weight_decay}
-        values.update((key, float(group[key])) for key in _HYPERPARAMETERS[name])
-        if "betas" in group:
-            values["beta1"], values["beta2"] = (float(beta) for beta in group["betas"])
-        return psgrad.OptimizerSettings(optimizer=name, hyperparameters=values, clip_norm=clip_norm)
+        values = {"learning_rate": self.base_learning_rate, "weight_decay": self.base_weight_decay, **self._base}
+        if self._kind is torch.optim.Adagrad:
+            values["initial_accumulator_value"] = float(self._groups[0]["initial_accumulator_value"])
+        own = [self._differing(index) for index in range(len(self._groups))] if len(self._groups) > 1 else []
+        return psgrad.OptimizerSettings(
+            optimizer=self._name, hyperparameters=values, clip_norm=clip_norm, groups=own if any(own) else ()
+        )
 
     def _servers_name(self) -> str:
         group = self._groups[0]
         if self._kind is torch.optim.SGD:
-            if not group["momentum"]:
+            if not any(each["momentum"] for each in self._groups):
                 return "sgd"
             return "nesterov" if group["nesterov"] else "momentum"
         if self._kind is torch.optim.Adam:
             return "adamw" if group.get("decoupled_weight_decay") else "adam"
         return {torch.optim.AdamW: "adamw", torch.optim.Adagrad: "adagrad", torch.optim.RMSprop: "rmsprop"}[self._kind]
 
-    def learning_rate(self) -> float:
-        """The base learning rate as the groups have it now.
+    def now(self) -> Hyperparameters:
+        """What the groups have now. ValueError, naming group and key, if servers cannot follow."""
+        seen = self._look()
+        if seen != self._seen:
+            for index in range(len(self._groups)):
+                self._check_fixed(index)
+            self._seen, self._now = seen, self._hyperparameters()
+        return self._now
 
-        ValueError if a group's rate has moved otherwise than the others', or something has changed that servers were
-        told once.
-        """
-        if len(self._groups) == 1:  # The common case, in a few microseconds.
-            group = self._groups[0]
-            self._check_fixed(0, group)
-            return float(group["lr"])
+    def _look(self) -> tuple[tuple[Any, ...], ...]:
+        return tuple(tuple(_plain(group.get(key)) for key in self._keys) for group in self._groups)
+
+    def _hyperparameters(self) -> Hyperparameters:
         current = float(self._groups[self._reference]["lr"])
+        if len(self._groups) == 1:
+            return Hyperparameters(current, {"weight_decay": float(self._groups[0]["weight_decay"]), **self._own(0)})
         scale = current / self.base_learning_rate
+        own: list[dict[str, float]] = []
         for index, group in enumerate(self._groups):
-            self._check_fixed(index, group)
-            expected = self._rates[index] * scale
-            if not math.isclose(float(group["lr"]), expected, rel_tol=_TOLERANCE, abs_tol=1e-30):
-                raise ValueError(
-                    f"param_groups[{index}] has lr={float(group['lr']):g}, but its rate at the join, scaled as that of "
-                    f"param_groups[{self._reference}], is {expected:g}: the servers have one learning rate and a fixed "
-                    "factor by group, so schedulers must scale all groups alike"
-                )
-        return current
+            values = self._differing(index)
+            rate_factor, decay_factor = self.factors(index)
+            rate, decay = float(group["lr"]), float(group["weight_decay"])
+            if not math.isclose(rate, self._rates[index] * scale, rel_tol=_TOLERANCE, abs_tol=1e-30):
+                values["learning_rate"] = self._over(rate, rate_factor, index, "lr")
+            if decay != self._decays[index]:
+                values["weight_decay"] = self._over(decay, decay_factor, index, "weight_decay")
+            own.append(values)
+        return Hyperparameters(current, {}, tuple(own))
 
-    def _check_fixed(self, index: int, group: dict[str, Any]) -> None:
-        for key, told in self._fixed[index].items():
-            if group.get(key) != told and _plain(group.get(key)) != told:
+    @staticmethod
+    def _over(value: float, factor: float, index: int, key: str) -> float:
+        """What servers have to be told, since they multiply it by the tensors' factor."""
+        if factor == 0:
+            raise ValueError(
+                f"param_groups[{index}]: {key} has changed from 0 to {value:g} after the join, and the servers "
+                "multiply it by a factor that was fixed then, which is 0: begin with a small value above 0, or change "
+                "it before DistributedOptimizer is made"
+            )
+        return value / factor
+
+    def _differing(self, index: int) -> dict[str, float]:
+        return {name: value for name, value in self._own(index).items() if value != self._base[name]}
+
+    def _own(self, index: int) -> dict[str, float]:
+        """What may differ by group besides rate and decay, by the servers' names."""
+        values: dict[str, float] = {}
+        for key in _MOVING[self._kind]:
+            value = self._groups[index][key]
+            if key == "betas":
+                values["beta1"], values["beta2"] = (float(beta) for beta in value)
+            elif key != "momentum" or self._name != "sgd":
+                values[key] = float(value)
+        return values
+
+    def _check_fixed(self, index: int) -> None:
+        told = dict(zip(self._keys, self._at_join[index], strict=True))
+        group = self._groups[index]
+        for key in _FIXED[self._kind]:
+            if _plain(group.get(key)) != told[key]:
                 raise ValueError(
-                    f"param_groups[{index}]: {key} has changed from {told!r} to {group.get(key)!r} after the join; of "
-                    "the hyperparameters only lr follows the optimizer (for the others: ps_ctl set; a scheduler that "
-                    "cycles momentum: cycle_momentum=False)"
+                    f"param_groups[{index}]: {key} has changed from {told[key]!r} to {group.get(key)!r} after the "
+                    "join, and the servers cannot follow it (a scheduler that cycles momentum: cycle_momentum=False)"
                 )
+        momentum = _plain(group["momentum"]) if self._kind is torch.optim.SGD else None
+        if momentum is not None and bool(momentum) != bool(told["momentum"]):
+            raise ValueError(
+                f"param_groups[{index}]: momentum has changed from {told['momentum']!r} to {momentum!r} after the "
+                "join, and where it is 0 torch.optim.SGD leaves its velocity as it is, but the servers do not: "
+                "begin with a small value above 0"
+            )
 
 
 class OwnGroups:
     """The groups of an optimizer that servers are told nothing of: they leave all to the worker (--optimizer=local)."""
 
+    def __init__(self) -> None:
+        self.initial = Hyperparameters()
+
     def factors(self, group: int) -> tuple[float, float]:
         return 1.0, 1.0
 
-    def learning_rate(self) -> None:
-        return None
+    def number(self, group: int) -> int:
+        return 0
+
+    def now(self) -> Hyperparameters:
+        return self.initial
+
+
+@dataclass(frozen=True)
+class Telling:
+    """What a push tells the servers of hyperparameters."""
+
+    now: Hyperparameters  # What the groups had when it began.
+    learning_rate: float | None = None
+    groups: list[Mapping[str, float]] | None = None  # As Client.begin takes them.
 
 
 class LearningRate:
-    """Which learning rate a push has to tell the servers, if any: what is new since the last that was told."""
+    """What a push has to tell the servers of hyperparameters, if anything: what is new since the last that was told."""
 
     def __init__(self, groups: Groups | OwnGroups, told: float | None) -> None:
-        """`told`: what the servers have; None: not known, in a job that was already training."""
+        """`told`: the learning rate that the servers have; None: not known, in a job that was already training."""
         self._groups = groups
         self._told = told
         self._lead = True
         self._ever_told = False
+        # What they have of groups; None: not known. They have what all bring to the join, until a worker tells it.
+        self._told_groups = groups.initial if told is not None else None
+        self._ever_told_groups = False
 
-    def to_tell(self, lead: bool) -> float | None:
-        """The rate to send with the next push. ValueError as of Groups.learning_rate.
+    def to_tell(self, lead: bool) -> Telling:
+        """What to send with the next push. ValueError as of Groups.now.
 
         All tell; of those that still train the lowest rank's counts. One that has become the lead tells what it has,
-        whatever was told before.
+        whatever was told before; but for what groups have been as they are now ever since the join.
         """
-        rate = self._groups.learning_rate()
+        now = self._groups.now()
         if lead and not self._lead:
-            self._told = None
+            self._told = self._told_groups = None
         self._lead = lead
-        return None if rate == self._told else rate
+        rate = None if now.learning_rate == self._told else now.learning_rate
+        return Telling(now, rate, self._groups_to_tell(now))
 
-    def was_told(self, rate: float | None, result: psgrad.Result) -> None:
-        """A push with this has ended so: all servers have the rate if all have applied it."""
-        applied = bool(result.answers) and all(answer in ("applied", "duplicate") for answer in result.answers)
-        if applied and rate is not None:
-            self._told = rate
+    def _groups_to_tell(self, now: Hyperparameters) -> list[Mapping[str, float]] | None:
+        told = self._told_groups
+        if told is None and not self._ever_told_groups and _same_groups(now, self._groups.initial):
+            return None
+        if told is None:
+            return [now.of_all, *now.of_groups]
+        if _same_groups(now, told):
+            return None
+        # What has not moved may have been set on the servers (ps_ctl).
+        moved = {name: value for name, value in now.of_all.items() if value != told.of_all.get(name)}
+        return [moved, *now.of_groups]
+
+    def was_told(self, telling: Telling, result: psgrad.Result) -> None:
+        """A push with this has ended so: all servers have it if all have applied it."""
+        if not result.answers or any(answer not in ("applied", "duplicate") for answer in result.answers):
+            return
+        if telling.learning_rate is not None:
+            self._told = telling.learning_rate
             self._ever_told = True
+        if telling.groups is not None:
+            self._told_groups = telling.now
+            self._ever_told_groups = True
 
     def went_back(self) -> None:
-        """The servers have the rate of a checkpoint: it is told anew, unless it is theirs alone."""
+        """The servers have what a checkpoint has: it is told anew, unless it is theirs alone."""
         if self._ever_told:
             self._told = None
+        if self._ever_told_groups:
+            self._told_groups = None
 
-    def differs(self, rate: float | None) -> bool:
-        """Whether the groups' rate is another one than a push under way tells."""
-        return self._groups.learning_rate() != (self._told if rate is None else rate)
+    def changed_since(self, telling: Telling) -> str:
+        """What the groups have otherwise than when a push under way began, in words; empty: nothing."""
+        now = self._groups.now()
+        if now.learning_rate != telling.now.learning_rate:
+            return "lr"
+        return "" if now == telling.now else "a hyperparameter of param_groups"
+
+
+def _same_groups(one: Hyperparameters, other: Hyperparameters) -> bool:
+    return one.of_all == other.of_all and one.of_groups == other.of_groups
 
 
 def _plain(value: Any) -> Any:

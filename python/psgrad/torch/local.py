@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import psgrad
+from psgrad.torch.groups import Hyperparameters, Telling
 from psgrad.torch.steps import Steps
 from psgrad.torch.tensors import shortened
 
@@ -187,7 +188,7 @@ class LocalTraining(Steps):
 
     def push_pull(self, out: list[Any], into: list[Any], samples: int, *, difference: bool) -> psgrad.Result:
         """The next step's push, whose weights come to `into`. A weight without a gradient is absent from it."""
-        rate = self.learning_rate.to_tell(self.client.lead)
+        told = self.learning_rate.to_tell(self.client.lead)
         progress = self.progress
         absent = {entry.index for entry in self.pushed if samples > 0 and out[entry.index] is None}
         exchange = self.client.begin(
@@ -198,7 +199,7 @@ class LocalTraining(Steps):
             versions=progress.versions,
             samples=samples,
             passed=self.take_passed(samples),
-            learning_rate=rate,
+            learning_rate=told.learning_rate,
             skip_not_finite=True,
             difference=difference,
             deferred=bool(absent),
@@ -209,7 +210,7 @@ class LocalTraining(Steps):
             else:
                 exchange.ready(entry.index)
         result = exchange.wait()
-        self.learning_rate.was_told(rate, result)
+        self.learning_rate.was_told(told, result)
         progress.ended(result, into)
         return result
 
@@ -300,7 +301,7 @@ class AverageFragments(LocalTraining):
         self._result: psgrad.Result | None = None  # Its end, if that was waited for before its weights are taken.
         self._pushed: _Fragment | None = None  # Its weights are to be taken.
         self._pushed_samples = 0
-        self._rate: float | None = None  # The push tells it.
+        self._told_values = Telling(Hyperparameters())  # What the push tells of hyperparameters.
 
     def step(self, samples: int) -> psgrad.Result | None:
         self.check()
@@ -368,7 +369,7 @@ class AverageFragments(LocalTraining):
         self._pushed_samples = samples
         passed, self._passed = self._passed + progress.jumped_over, 0
         progress.jumped_over = 0
-        self._rate = self.learning_rate.to_tell(self.client.lead)
+        self._told_values = self.learning_rate.to_tell(self.client.lead)
         self._pushed = fragment
         self._exchange = self.client.begin(
             progress.step,
@@ -378,7 +379,7 @@ class AverageFragments(LocalTraining):
             versions=fragment.versions,
             samples=samples,
             passed=passed,
-            learning_rate=self._rate,
+            learning_rate=self._told_values.learning_rate,
             skip_not_finite=True,
             difference=True,
             tensors=fragment.tensors,
@@ -397,7 +398,7 @@ class AverageFragments(LocalTraining):
         self._round_ends(round_ends, pushes=True)
         exchange, self._exchange = self._exchange, None
         self._result = exchange.wait()
-        self.learning_rate.was_told(self._rate, self._result)
+        self.learning_rate.was_told(self._told_values, self._result)
         self.progress.ended(self._result, self._servers)
         self._pushed.version, self._pushed.versions = self.progress.version, self.progress.versions
         self._told = self._pushed_at

@@ -60,7 +60,7 @@ class WrappingOptimizer(torch.optim.Optimizer):
         return {"state": {}, "param_groups": packed["param_groups"]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes the hyperparameters of the groups: lr follows, and the others must be what they are.
+        """Takes the hyperparameters of the groups, which the servers are told with the next step.
 
         ValueError if the groups are others, or there is state, which the servers hold.
         """
@@ -110,8 +110,8 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
 
     Args:
         optimizer: SGD (plain, with momentum, nesterov), Adam, AdamW, Adagrad or RMSprop of torch.optim. Servers started
-            with --optimizer=from_worker do what it says. Groups may differ in lr and weight_decay. In local_sgd, diloco
-            and easgd it may be any: it stays the worker's own, as does each with servers' --optimizer=local.
+            with --optimizer=from_worker do what it says, also where groups differ and schedulers move them. In local_sgd,
+            diloco and easgd it may be any: it stays the worker's own, as does each with servers' --optimizer=local.
         model: the module that holds the optimizer's parameters, in the host's memory or on CUDA cards: float32, or
             bfloat16 and float16, for which float32 masters are kept. Parameters in no group, or that require no
             gradient, stay as they are.

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 
 import psgrad
-from psgrad.torch.groups import LearningRate
+from psgrad.torch.groups import Hyperparameters, LearningRate, Telling
 from psgrad.torch.tensors import Entry, Memory, shortened
 
 log = logging.getLogger("psgrad")
@@ -263,13 +263,13 @@ class PushGradients(Steps):
         self._held = 0 if any(entry.kind != "weight" for entry in self.pushed) else 1
         self._exchange: psgrad.Exchange | None = None
         self._ready_at: Callable[[int, int], None] | None = None
-        self._told: float | None = None  # The learning rate that the push under way tells,
+        self._told = Telling(Hyperparameters())  # What the push under way tells of hyperparameters,
         self._told_samples = 0  # the samples,
         self._told_besides = 0  # and those that others have trained in this worker's place.
         self._quiet = False  # In no_sync().
         self._ran_quietly = False  # A backward pass has, since the last step.
         self._sparse: set[int] = set()  # It was said of these.
-        self._late_rate = False  # It was said.
+        self._said_late = False  # It was said.
         self._closed = ""  # Why no gradient can be sent any more.
         self.memory.pin_gradients()
         # Autograd has a thread for each device.
@@ -460,7 +460,8 @@ class PushGradients(Steps):
             versions=progress.versions,
             samples=self._told_samples,
             passed=self._told_samples + self._told_besides if self._told_besides else None,
-            learning_rate=self._told,
+            learning_rate=self._told.learning_rate,
+            groups=self._told.groups,
             skip_not_finite=True,
             deferred=True,
         )
@@ -490,7 +491,7 @@ class PushGradients(Steps):
                 or (self._watches and entry.device is None and self._sums[entry.index] != _sums(gradient))
             )
         ]
-        late_rate = self._exchange is not None and self.client.lead and self.learning_rate.differs(self._told)
+        late = self.learning_rate.changed_since(self._told) if self._exchange is not None and self.client.lead else ""
         if not self._ran_quietly and not any(self._fires):
             self._unexpected(
                 "step() without a backward() since the last one takes what is in .grad",
@@ -502,14 +503,15 @@ class PushGradients(Steps):
                 "already",
                 "To clip, give DistributedOptimizer clip_norm=: servers apply it to the mean of all workers' gradients",
             )
-        elif late_rate and self._falls_back:
-            self._unexpected("lr was changed between backward() and step()", "Change it after step()")
-        elif late_rate and not self._late_rate:
-            self._late_rate = True
+        elif late and self._falls_back:
+            self._unexpected(f"{late} was changed between backward() and step()", "Change it after step()")
+        elif late and not self._said_late:
+            self._said_late = True
             log.warning(
-                "step %d: lr was changed between backward() and step(), when the push was under way: it is told with "
+                "step %d: %s was changed between backward() and step(), when the push was under way: it is told with "
                 'the next one (overlap="none" tells it with this one)',
                 self.progress.step,
+                late,
             )
 
     def _source(self, entry: Entry) -> int | torch.Tensor | None:

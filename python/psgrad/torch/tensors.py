@@ -54,6 +54,7 @@ class Entry:
     shared: bool  # Its values come from the servers after each step; else only at the start.
     learning_rate_factor: float = 1.0
     weight_decay_factor: float = 1.0
+    group: int = 0  # The servers' number of it.
     # Where the model keeps a buffer: modules may put another tensor in its place.
     place: tuple[torch.nn.Module, str] | None = None
     device: torch.device | None = None  # The card that it is on; None: it is in the host's memory.
@@ -69,6 +70,7 @@ class Entry:
             learning_rate_factor=self.learning_rate_factor,
             weight_decay_factor=self.weight_decay_factor,
             kind=self.kind,
+            group=self.group,
         )
 
 
@@ -89,9 +91,11 @@ def entries_of(
             left_out.append(name)
         weight = parameter.requires_grad and group is not None
         kind: Kind = "weight" if weight else "constant"
-        factors = groups.factors(group) if weight and group is not None else (1.0, 1.0)
+        of_group: tuple[float, float, int] = (1.0, 1.0, 0)
+        if weight and group is not None:
+            of_group = (*groups.factors(group), groups.number(group))
         device = device_of(parameter)
-        entries.append(Entry(len(entries), name, kind, parameter, _fits(parameter), weight, *factors, device=device))
+        entries.append(Entry(len(entries), name, kind, parameter, _fits(parameter), weight, *of_group, device=device))
     if group_of:
         raise ValueError(
             f"the optimizer has {len(group_of)} parameters that the model does not have: DistributedOptimizer needs "
