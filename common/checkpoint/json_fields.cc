@@ -77,6 +77,16 @@ uint64_t JsonFields::Number(const char* field, uint64_t max) {
   return 0;
 }
 
+int64_t JsonFields::Signed(const char* field) {
+  const Json& value = Find(field);
+  const bool fits = value.is_number_integer() &&
+                    (!value.is_number_unsigned() ||
+                     value.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
+  if (fits) return value.get<int64_t>();
+  Wrong(field, "expected a whole number");
+  return 0;
+}
+
 float JsonFields::Float(const char* field) {
   const Json& value = Find(field);
   const double number = value.is_number() ? value.get<double>() : std::nan("");

@@ -21,6 +21,8 @@ class JsonFields {
   explicit JsonFields(const nlohmann::ordered_json& object, std::string place = "");
 
   uint64_t Number(const char* field, uint64_t max = std::numeric_limits<uint64_t>::max());
+  // A whole number that may be below 0.
+  int64_t Signed(const char* field);
   // Finite, as a float is.
   float Float(const char* field);
   bool Bool(const char* field);

@@ -34,7 +34,7 @@ struct StoredPart {
   uint32_t tensor = 0;
   int64_t first = 0;
   int64_t elements = 0;
-  uint64_t skipped = 0;
+  int64_t skipped = 0;
   Values weights;
   std::vector<Values> state;
 };
@@ -162,7 +162,7 @@ absl::StatusOr<StoredPart> PartFrom(const Json& json, const std::string& place, 
   const std::string tensor = fields.Text("tensor");
   const uint64_t first = fields.Number("first");
   const uint64_t end = fields.Number("end");
-  StoredPart part = {.skipped = fields.Number("skipped"), .weights = {}, .state = {}};
+  StoredPart part = {.skipped = fields.Signed("skipped"), .weights = {}, .state = {}};
   const Json& weights = fields.Object("weights");
   const Json& state = fields.List("state");
   if (state.size() > kMaxState) fields.Wrong("state", absl::StrCat("expected at most ", kMaxState));
@@ -279,7 +279,9 @@ class Wanted {
       for (const std::span<float> state : part.state) {
         Check(state.size() == part.weights.size(), "state that is wanted is as long as the weights");
       }
-      if (part.skipped != nullptr) *part.skipped = 0;
+      if (part.skipped != nullptr) {
+        *part.skipped = part.weights.empty() ? 0 : std::numeric_limits<int64_t>::min();
+      }
       if (!part.weights.empty()) by_tensor_[part.tensor].push_back(&part);
     }
     for (List& list : by_tensor_) {

@@ -28,7 +28,9 @@ struct ShardPart {
   int64_t first = 0;    // Index of its first element in the tensor.
   std::span<const float> weights;
   std::vector<std::span<const float>> state;  // Each as long as the weights. As many in all parts.
-  uint64_t skipped = 0;                       // Versions that were made without any gradient of it.
+  // Versions that were made without any gradient of it, less the updates that it had had before the first: it may be
+  // below 0.
+  int64_t skipped = 0;
 };
 
 // What the record says beside where the values are.
@@ -61,7 +63,7 @@ struct WantedPart {
   std::span<float> weights;
   // Each as long as the weights. Empty: only weights are wanted. Else as many as the checkpoint has.
   std::vector<std::span<float>> state;
-  uint64_t* skipped = nullptr;  // Where the highest count of the parts that it is in goes; null: nowhere.
+  int64_t* skipped = nullptr;  // Where the highest count of the parts that it is in goes; null: nowhere.
 };
 
 // Fills all of them, which do not overlap, from the shards' files, each stored tensor of which is read once, and

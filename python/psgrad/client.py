@@ -240,7 +240,8 @@ class Client:
         self._left = False
         self._stopped = False
         self._done: bool | None = None  # What ``done`` was told, when it has returned.
-        self._initial: _core.Tensors | None = None  # Kept: a job without a checkpoint yet begins anew with them.
+        self._initial: _core.Tensors | None = None  # Kept: a job without a checkpoint yet begins anew with them,
+        self._initial_state: _core.OptimizerState | None = None  # and with it.
         self._prepared: dict[int, tuple[Any, _core.Tensors]] = {}
         self._gradient_buffers: list[Any] | None = None
         self._weight_buffers: list[Any] | None = None
@@ -462,19 +463,30 @@ class Client:
 
     # ---- Exchanges
 
-    def start(self, initial: Sequence[Any], weights: Sequence[Any]) -> Result:
+    def start(
+        self,
+        initial: Sequence[Any],
+        weights: Sequence[Any],
+        *,
+        state: Sequence[tuple[int, Sequence[Any]] | None] | None = None,
+    ) -> Result:
         """The start of training: waits until the job runs, and pulls the newest version into ``weights``.
 
         Sends ``initial`` if the chief asks this worker for the initial values; it is kept, and should stay as it is,
         as a job that is rolled back before its first checkpoint begins anew with it. ``next_step`` of the result is
         the first step to make.
+
+        ``state``: what the servers' optimizer is to begin with, as ``pull_state`` has brought it from an earlier job,
+        say. It is given where ``initial`` is, and copied; all workers bring the same. A weight without an entry (None)
+        begins as in a new job. ValueError, naming the tensor, if it is not what the servers' optimizer has.
         """
         self._check_open()
         self._initial = self._prepare(initial, False, "initial values")
+        self._initial_state = None if state is None else self._core.prepare_state(state)
         prepared = self._prepare(weights, True, "weights")
         core = self._core
         try:
-            result: Result = _call(core.start(self._initial, prepared), core)
+            result: Result = _call(core.start(self._initial, prepared, self._initial_state), core)
             self.next_step = result.next_step
         except _core.RolledBack:
             result = self._go_back(core, prepared)
@@ -570,6 +582,15 @@ class Client:
         except _core.RolledBack:
             return self._go_back(core, prepared)
         return result
+
+    def pull_state(self, version: int | None = None) -> list[tuple[int, list[Any]] | None]:
+        """The optimizer's state, which the servers have to themselves else: of exactly this version, or the newest.
+
+        For each tensor of the layout the number of updates that it has had, and float32 arrays of its shape in the
+        order of docs/optimizers.md; None for what is no weight. Synchronous modes have it of one version. Refused if
+        the version is not kept any more, or in modes in which the workers' optimizers step. RolledBack as of ``done``.
+        """
+        return list(self._call_at_end("pull_state", lambda core: core.pull_state(version)))
 
     # ---- The job
 
@@ -731,7 +752,7 @@ class Client:
         while True:
             core = self._join_after(over)
             try:
-                result: Result = _call(core.start(self._initial, weights), core)
+                result: Result = _call(core.start(self._initial, weights, self._initial_state), core)
             except _core.RolledBack:
                 over = core
                 continue

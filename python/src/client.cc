@@ -213,10 +213,11 @@ class CoreClient {
   }
 
   // Without `weights` what is pulled is dropped: the start is waited for all the same.
-  Call Start(std::shared_ptr<Tensors> initial, std::shared_ptr<Tensors> weights) {
+  Call Start(std::shared_ptr<Tensors> initial, std::shared_ptr<Tensors> weights,
+             std::shared_ptr<OptimizerState> state) {
     CheckWritable(weights);
     return Exchanging({nb::cast(initial), nb::cast(weights)},
-                      [values = initial == nullptr ? ConstTensors() : initial->Read(),
+                      [values = initial == nullptr ? ConstTensors() : initial->Read(), state,
                        in = weights == nullptr ? MutableTensors() : weights->spans,
                        core = core_](Client& client) -> absl::StatusOr<ExchangeResult> {
                         std::vector<std::vector<float>> dropped;
@@ -225,7 +226,8 @@ class CoreClient {
                           dropped.emplace_back(static_cast<size_t>(core->layout[i].elements()));
                           into.emplace_back(dropped.back());
                         }
-                        absl::StatusOr<ExchangeResult> started = client.Start(values, into);
+                        absl::StatusOr<ExchangeResult> started =
+                            state == nullptr ? client.Start(values, into) : client.StartWithState(values, *state, into);
                         if (!started.ok()) return started;
                         // Others may have gone on between the join and the start.
                         started->next_step =
@@ -258,6 +260,19 @@ class CoreClient {
           return hashed.status();
         },
         [hash] { return nb::cast(ToString(*hash)); });
+  }
+  std::shared_ptr<OptimizerState> PrepareState(const nb::sequence& state) const {
+    return StateFrom(core_->layout, state);
+  }
+  Call PullState(std::optional<uint64_t> version) {
+    auto state = std::make_shared<OptimizerState>();
+    return Calling(
+        [state, version](Client& client) {
+          absl::StatusOr<OptimizerState> pulled = client.PullState(version);
+          if (pulled.ok()) *state = *std::move(pulled);
+          return pulled.status();
+        },
+        [state, core = core_]() -> nb::object { return ListOf(core->layout, state); });
   }
   // The run, or nothing: all have been used; or -1: there is none now.
   Call TakeRun(const RunRequest& request) {
@@ -451,7 +466,9 @@ void DefineClient(nb::module_& module) {
       .def("prepare", &CoreClient::Prepare)
       .def("begin", &CoreClient::Begin, nb::arg("push"), nb::arg("gradients").none(), nb::arg("weights").none(),
            nb::arg("deferred"))
-      .def("start", &CoreClient::Start, nb::arg("initial").none(), nb::arg("weights").none())
+      .def("start", &CoreClient::Start, nb::arg("initial").none(), nb::arg("weights").none(), nb::arg("state").none())
+      .def("prepare_state", &CoreClient::PrepareState)
+      .def("pull_state", &CoreClient::PullState, nb::arg("version").none())
       .def("pull", &CoreClient::Pull, nb::arg("weights"), nb::arg("version").none(), nb::arg("step").none(),
            nb::arg("float32"))
       .def("done", &CoreClient::Done)

@@ -1,5 +1,6 @@
 #include "python/src/tensors.h"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include <utility>
@@ -76,6 +77,51 @@ nb::list ArraysOf(const Layout& layout, const TensorMemory& memory) {
   return arrays;
 }
 
-void DefineTensors(nb::module_& module) { nb::class_<Tensors>(module, "Tensors"); }
+std::shared_ptr<OptimizerState> StateFrom(const Layout& layout, const nb::sequence& state) {
+  const size_t size = nb::len(state);
+  if (size != layout.size()) {
+    throw nb::value_error(
+        absl::StrCat("initial state: ", size, " entries for a model of ", layout.size(), " tensors").c_str());
+  }
+  auto made = std::make_shared<OptimizerState>();
+  made->tensors.resize(size);
+  for (size_t i = 0; i < size; ++i) {
+    const nb::object entry(state[i]);
+    if (entry.is_none()) continue;
+    const auto [updates, arrays] = nb::cast<std::pair<uint64_t, nb::sequence>>(entry);
+    made->tensors[i].updates = updates;
+    for (const nb::handle array : arrays) {
+      std::vector<std::shared_ptr<void>> keep;
+      const std::span<const float> values = SpanOf(layout[i], array, /*writable=*/false, "initial state", &keep);
+      made->tensors[i].values.emplace_back(values.begin(), values.end());
+    }
+  }
+  return made;
+}
+
+nb::list ListOf(const Layout& layout, const std::shared_ptr<OptimizerState>& state) {
+  nb::list all;
+  for (size_t i = 0; i < layout.size(); ++i) {
+    if (layout[i].kind != TensorKind::kWeight) {
+      all.append(nb::none());
+      continue;
+    }
+    const std::vector<size_t> shape(layout[i].shape.begin(), layout[i].shape.end());
+    nb::list arrays;
+    for (std::vector<float>& values : state->tensors[i].values) {
+      nb::capsule owner(new std::shared_ptr<OptimizerState>(state),
+                        [](void* held) noexcept { delete static_cast<std::shared_ptr<OptimizerState>*>(held); });
+      arrays.append(nb::ndarray<nb::array_api, float, nb::c_contig, nb::device::cpu>(values.data(), shape.size(),
+                                                                                     shape.data(), owner));
+    }
+    all.append(nb::make_tuple(state->tensors[i].updates, arrays));
+  }
+  return all;
+}
+
+void DefineTensors(nb::module_& module) {
+  nb::class_<Tensors>(module, "Tensors");
+  nb::class_<OptimizerState>(module, "OptimizerState");
+}
 
 }  // namespace ps::python

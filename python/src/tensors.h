@@ -35,6 +35,13 @@ std::shared_ptr<Tensors> MakeTensors(const Layout& layout, nanobind::sequence ar
 // The client's memory as arrays, each of the tensor's shape, which keep it alive.
 nanobind::list ArraysOf(const Layout& layout, const TensorMemory& memory);
 
+// State of an optimizer as Python has it: for each tensor of the layout None, or the number of its updates and a
+// sequence of arrays, each as SpanOf takes it, which are copied. And as it is given to Python, where the arrays keep
+// all of the memory alive; None for what is no weight.
+std::shared_ptr<OptimizerState> StateFrom(const Layout& layout, const nanobind::sequence& state);
+nanobind::list ListOf(const Layout& layout, const std::shared_ptr<OptimizerState>& state);
+
+// Tensors, and OptimizerState without anything to be seen of it.
 void DefineTensors(nanobind::module_& module);
 
 }  // namespace ps::python

@@ -1,6 +1,7 @@
 #include "server/engine/parameters.h"
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <utility>
 
@@ -19,6 +20,9 @@ constexpr size_t kNamedReaders = 8;  // A message names no more; of others it te
 
 // Nearly all weights have changed for a worker that is further behind.
 constexpr size_t kMostUpdates = 64;
+
+// So many may read the state at once: each may hold a version of it while updates go on in other memory.
+constexpr size_t kMostStatePins = 2;
 
 }  // namespace
 
@@ -65,10 +69,15 @@ Parameters::Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<fl
       hook_(std::make_shared<ReleaseHook>()),
       readers_(std::make_shared<Readers>(limits)),
       weights_(layout_->buffer_elements(), {0}, limits.all + max_kept, shared, rounded != WireType::kFloat32),
-      // One more than the weights have: with a single weight buffer a snapshot must not stop updates for ever.
-      state_(layout_->buffer_elements(), std::move(state), limits.all + 1),
-      skipped_(std::make_shared<const std::vector<uint64_t>>(layout_->slices())),
-      has_initial_(layout_->slices(), false) {
+      // More than the weights have: with a single weight buffer a snapshot, or who reads state, must not stop updates.
+      state_(layout_->buffer_elements(), state, limits.all + 1 + kMostStatePins),
+      skipped_(std::make_shared<const std::vector<int64_t>>(layout_->slices())),
+      has_initial_(layout_->slices(), false),
+      has_state_(layout_->slices(), false),
+      first_state_(std::move(state)) {
+  for (size_t local = 0; local < layout_->slices(); ++local) {
+    if (layout_->tensor(local).kind == TensorKind::kWeight) ++weight_slices_;
+  }
   MutexLock lock(hook_->mutex);
   hook_->call = std::move(on_release);
 }
@@ -78,13 +87,62 @@ void Parameters::ClearOnRelease() {
   hook_->call = nullptr;
 }
 
+void Parameters::SetSender(uint64_t sender) {
+  if (sender == initial_sender_) return;
+  initial_sender_ = sender;
+  has_initial_.assign(has_initial_.size(), false);
+  initial_slices_ = 0;
+  if (initial_states_ == 0) return;
+  has_state_.assign(has_state_.size(), false);
+  initial_states_ = 0;
+  skipped_ = std::make_shared<const std::vector<int64_t>>(layout_->slices());
+  for (size_t k = 0; k < first_state_.size(); ++k) {
+    std::fill_n(state_.current()->tensors[k].data(), state_.current()->tensors[k].size(), first_state_[k]);
+  }
+}
+
+absl::Status Parameters::AddInitialState(uint64_t sender, const InitialStates& slices) {
+  Check(version() == 0 && weights_.next() == nullptr, "initial state comes before the first update");
+  SetSender(sender);
+  auto skipped = std::make_shared<std::vector<int64_t>>(*skipped_);
+  for (const v1::StateSlice& slice : slices) PS_RETURN_IF_ERROR(AddInitialState(slice, *skipped));
+  skipped_ = std::move(skipped);
+  return absl::OkStatus();
+}
+
+absl::Status Parameters::AddInitialState(const v1::StateSlice& received, std::vector<int64_t>& skipped) {
+  PS_ASSIGN_OR_RETURN(const size_t local, layout_->LocalIndexOf(received.index()));
+  const SliceInfo& info = layout_->slice(local);
+  const TensorSpec& tensor = layout_->tensor(local);
+  const std::string where = absl::StrCat("slice ", received.index(), " of tensor ", ToString(tensor), ": its state");
+  if (tensor.kind != TensorKind::kWeight) return InvalidArgument(where, ": only weights have any");
+  if (received.updates() > kMostUpdatesBefore) return InvalidArgument(where, " says ", received.updates(), " updates");
+  const auto tensors = static_cast<size_t>(received.tensors_size());
+  if (tensors != first_state_.size() && (tensors > 0 || received.updates() > 0)) {
+    return InvalidArgument(where, " has ", tensors, " tensors, and the servers' optimizer needs ", first_state_.size());
+  }
+  const auto elements = static_cast<size_t>(info.elements);
+  for (const std::string& values : received.tensors()) {
+    if (values.size() == elements * sizeof(float)) continue;
+    return InvalidArgument(where, " has ", values.size(), " bytes, and not ", elements * sizeof(float));
+  }
+  for (size_t k = 0; k < first_state_.size(); ++k) {
+    float* const to = state_.current()->tensors[k].data() + info.shard_offset;
+    if (tensors == 0) {
+      std::fill_n(to, elements, first_state_[k]);
+    } else {
+      std::memcpy(to, received.tensors(static_cast<int>(k)).data(), elements * sizeof(float));
+    }
+  }
+  if (!has_state_[local]) ++initial_states_;
+  has_state_[local] = true;
+  skipped[local] = -static_cast<int64_t>(received.updates());
+  return absl::OkStatus();
+}
+
 absl::Status Parameters::AddInitial(uint64_t sender, const std::vector<ReceivedSlice>& slices) {
   Check(version() == 0 && weights_.next() == nullptr, "initial values come before the first update");
-  if (sender != initial_sender_) {
-    initial_sender_ = sender;
-    has_initial_.assign(has_initial_.size(), false);
-    initial_slices_ = 0;
-  }
+  SetSender(sender);
   for (const ReceivedSlice& slice : slices) {
     PS_ASSIGN_OR_RETURN(const size_t local, layout_->LocalIndex(slice, ShardLayout::Of::kInitial));
     slice.payload.CopyTo(weights_.current()->tensors[0].data() + layout_->slice(local).shard_offset);
@@ -113,6 +171,10 @@ absl::Status Parameters::RoundSlice(size_t local) {
 
 absl::Status Parameters::CheckInitialised() const {
   if (initialised()) return absl::OkStatus();
+  if (!has_whole_state()) {
+    return InvalidArgument("initial state: that of ", initial_states_, " of the ", weight_slices_,
+                           " slices of weights of shard ", layout_->shard(), " arrived");
+  }
   return InvalidArgument("initial values: ", initial_slices_, " of the ", layout_->slices(), " slices of shard ",
                          layout_->shard(), " arrived");
 }
@@ -177,6 +239,27 @@ Snapshot Parameters::TakeSnapshot() {
   snapshot.state_ = Hold(state_.current(), {});
   snapshot.skipped_ = skipped_;
   return snapshot;
+}
+
+std::span<const float> StatePin::slice(size_t k, size_t local) const {
+  const SliceInfo& info = layout_->slice(local);
+  return {state_->tensors[k].data() + info.shard_offset, static_cast<size_t>(info.elements)};
+}
+
+absl::Status Parameters::MayPinState() const {
+  if (state_pins_->load() < kMostStatePins) return absl::OkStatus();
+  return ResourceExhausted("the optimizer's state of shard ", layout_->shard(), " is being read by ", kMostStatePins,
+                           " others, its limit; retry");
+}
+
+StatePin Parameters::PinState() {
+  Check(may_snapshot(), "state that is being overwritten is not read");
+  ++*state_pins_;
+  StatePin pin;
+  pin.state_ = Hold(state_.current(), [pins = state_pins_] { --*pins; });
+  pin.layout_ = layout_;
+  pin.skipped_ = skipped_;
+  return pin;
 }
 
 Parameters::Update Parameters::Current() const {

@@ -13,6 +13,7 @@
 // the owner's; the owner's, then the readers'.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -170,8 +171,15 @@ class VersionPin {
 RoundedWeights RoundedAt(const RoundedWeights& all, const ShardLayout& layout, size_t local);
 
 // How many versions were made without any gradient of a slice, and so are none of its updates, by the slice's local
-// index. It belongs to the optimizer's state.
-using SkippedUpdates = std::shared_ptr<const std::vector<uint64_t>>;
+// index: the version less this is the number of its updates. Where a slice began with the state of an earlier job, the
+// updates that it had had there are taken off, so it may be below 0. It belongs to the optimizer's state.
+using SkippedUpdates = std::shared_ptr<const std::vector<int64_t>>;
+
+// The updates that a slice has had in this version.
+inline uint64_t UpdatesOf(uint64_t version, int64_t skipped) { return version - static_cast<uint64_t>(skipped); }
+
+// More updates than a job makes: nobody has had so many.
+inline constexpr uint64_t kMostUpdatesBefore = uint64_t{1} << 53;
 
 // Holds one version's weights and optimizer state. As VersionPin.
 class Snapshot {
@@ -188,6 +196,23 @@ class Snapshot {
   friend class Parameters;
   VersionPin weights_;
   std::shared_ptr<const HeldBuffers> state_;
+  SkippedUpdates skipped_;
+};
+
+// Holds one version's optimizer state, and no weights. As VersionPin; few may hold one at a time.
+class StatePin {
+ public:
+  uint64_t version() const { return state_->version; }
+  const ShardLayout& layout() const { return *layout_; }
+  size_t tensors() const { return state_->tensors.size(); }
+  // Of state tensor k, the slice with this local index has these.
+  std::span<const float> slice(size_t k, size_t local) const;
+  uint64_t updates(size_t local) const { return UpdatesOf(version(), (*skipped_)[local]); }
+
+ private:
+  friend class Parameters;
+  std::shared_ptr<const HeldBuffers> state_;
+  std::shared_ptr<const ShardLayout> layout_;
   SkippedUpdates skipped_;
 };
 
@@ -228,9 +253,15 @@ class Parameters {
   // Takes initial values from this sender; those of another one are forgotten. INVALID_ARGUMENT, naming slice and
   // tensor, for a wrong one.
   absl::Status AddInitial(uint64_t sender, const std::vector<ReceivedSlice>& slices);
-  // Every slice has its initial value.
-  bool initialised() const { return initial_slices_ == layout_->slices(); }
-  // OK, or INVALID_ARGUMENT, saying how many slices have their initial value.
+  // The same for the optimizer's state of weights' slices. Where one is given that of each is, and its state comes
+  // before its values are complete. Of a slice that has had no updates there are no tensors: its state is the first.
+  using InitialStates = google::protobuf::RepeatedPtrField<v1::StateSlice>;
+  absl::Status AddInitialState(uint64_t sender, const InitialStates& slices);
+  // Every slice has its initial value, and each of a weight its state, if any has.
+  bool initialised() const { return initial_slices_ == layout_->slices() && has_whole_state(); }
+  // Some slice has.
+  bool has_initial_state() const { return initial_states_ > 0; }
+  // OK, or INVALID_ARGUMENT, saying how many slices have their initial value, or state.
   absl::Status CheckInitialised() const;
 
   // In the place of initial values, a checkpoint. BeginRestore says where its weights and state are to be written
@@ -256,6 +287,10 @@ class Parameters {
   bool may_snapshot() const { return !weights_.in_place() && !state_.in_place(); }
   // Must not be called unless may_snapshot(). Who holds it is not counted as a reader.
   Snapshot TakeSnapshot();
+  // OK, or RESOURCE_EXHAUSTED if as many StatePins are held as may be.
+  absl::Status MayPinState() const;
+  // Must not be called unless may_snapshot(), and MayPinState().
+  StatePin PinState();
   const Readers& readers() const { return *readers_; }
   // The optimizer's state has so many.
   size_t state_tensors() const { return state_.current()->tensors.size(); }
@@ -290,6 +325,11 @@ class Parameters {
 
  private:
   struct ReleaseHook;
+  // Forgets what others than this sender have given.
+  void SetSender(uint64_t sender);
+  // How often the slice is skipped from now on is written to `skipped`.
+  absl::Status AddInitialState(const v1::StateSlice& received, std::vector<int64_t>& skipped);
+  bool has_whole_state() const { return initial_states_ == 0 || initial_states_ == weight_slices_; }
   bool Begin(bool in_place, Update* update);
   RoundedWeights RoundedOf(HeldBuffers& buffers) const;
   // Rounds a slice of the current version, whose values were brought or restored rather than made from another's.
@@ -314,6 +354,11 @@ class Parameters {
   uint64_t initial_sender_ = 0;
   std::vector<bool> has_initial_;
   size_t initial_slices_ = 0;
+  std::vector<bool> has_state_;  // By local index, as the one before: initial state.
+  size_t initial_states_ = 0;
+  size_t weight_slices_ = 0;              // So many may have it.
+  const std::vector<float> first_state_;  // The first value of each tensor of state.
+  const std::shared_ptr<std::atomic<size_t>> state_pins_ = std::make_shared<std::atomic<size_t>>(0);
 };
 
 // The hashes of a version's slices, for the weights hash (common/hash.h).

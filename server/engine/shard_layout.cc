@@ -48,14 +48,17 @@ uint64_t ShardLayout::pushed_bytes(size_t local) const {
   return sent * ((unpacked ? sizeof(float) : WireBytes(format.type)) + (sparse ? sizeof(uint16_t) : 0));
 }
 
+absl::StatusOr<size_t> ShardLayout::LocalIndexOf(uint32_t index) const {
+  if (index >= local_.size()) {
+    return InvalidArgument("slice ", index, ": the model's slices are 0 to ", local_.size() - 1);
+  }
+  if (local_[index] >= 0) return static_cast<size_t>(local_[index]);
+  return InvalidArgument("slice ", index, " is shard ", plan_.slices()[index].shard, "'s, not shard ", shard_, "'s");
+}
+
 absl::StatusOr<size_t> ShardLayout::LocalIndex(const ReceivedSlice& received, Of of) const {
-  if (received.index >= local_.size()) {
-    return InvalidArgument("slice ", received.index, ": the model's slices are 0 to ", local_.size() - 1);
-  }
+  PS_ASSIGN_OR_RETURN(const size_t local, LocalIndexOf(received.index));
   const SliceInfo& info = plan_.slices()[received.index];
-  if (local_[received.index] < 0) {
-    return InvalidArgument("slice ", received.index, " is shard ", info.shard, "'s, not shard ", shard_, "'s");
-  }
   const TensorSpec& tensor = plan_.layout()[info.tensor];
   const bool absent = of == Of::kPush && received.payload.absent();
   const PushFormat format = of == Of::kPush ? PushFormatOf(tensor.kind, pushes_) : PushFormat();
@@ -68,7 +71,7 @@ absl::StatusOr<size_t> ShardLayout::LocalIndex(const ReceivedSlice& received, Of
     return InvalidArgument("slice ", received.index, " of tensor ", tensor.name, ": ", received.payload.sent_bytes(),
                            " bytes, expected ", expected, absent ? ", as it is absent" : "");
   }
-  return static_cast<size_t>(local_[received.index]);
+  return local;
 }
 
 std::vector<double> SumByTensor(const SlicePlan& plan, std::span<const double> by_slice) {

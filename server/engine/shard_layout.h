@@ -42,7 +42,9 @@ class ShardLayout {
   // A whole version has so many bytes.
   uint64_t bytes() const { return elements() * sizeof(float); }
 
-  // The local index of a slice that was received as an initial value, or in a push, where it may be absent and then has
+  // The local index of the slice with this number in the model. INVALID_ARGUMENT if it is none of this shard's.
+  absl::StatusOr<size_t> LocalIndexOf(uint32_t index) const;
+  // The same of a slice that was received as an initial value, or in a push, where it may be absent and then has
   // no size. INVALID_ARGUMENT, naming slice and tensor, if it is none of this shard's, or has the wrong type or size.
   enum class Of { kInitial, kPush };
   absl::StatusOr<size_t> LocalIndex(const ReceivedSlice& received, Of of) const;

@@ -460,7 +460,7 @@ VersionInput Updater::Update::Input(const Version& version, size_t local) const 
   const bool weight = tensor.kind == TensorKind::kWeight;
   VersionInput input;
   input.context = version.context;
-  input.context.update -= (*skipped)[local];
+  input.context.update = UpdatesOf(version.context.update, (*skipped)[local]);
   if (weight) {
     input.context.hyperparameters = version.HyperparametersOf(tensor);
     if (version.trust_ratios != nullptr) input.context.trust_ratio = (*version.trust_ratios)[info.tensor];
@@ -575,7 +575,7 @@ SkippedUpdates Updater::Update::SkippedAfter() const {
     return std::any_of(version.pushes.begin(), version.pushes.end(), has_absent);
   });
   if (!some) return nullptr;
-  auto after = std::make_shared<std::vector<uint64_t>>(*skipped);
+  auto after = std::make_shared<std::vector<int64_t>>(*skipped);
   for (const Version& version : versions) {
     for (size_t local = 0; local < after->size(); ++local) (*after)[local] += version.skips(local) ? 1 : 0;
   }

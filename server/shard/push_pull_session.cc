@@ -84,6 +84,15 @@ void PushPullSession::Pull(const v1::PullRequest& request, std::shared_ptr<Shard
         /*push_ended=*/false, std::move(client));
 }
 
+void PushPullSession::PullState(const v1::PullStateRequest& request, std::shared_ptr<ShardClient> client) {
+  Await({.caller = {.id = request.id(), .peer = peer_},
+         .push = {},
+         .state = true,
+         .version = VersionOf(request),
+         .wait = WaitTime(request.wait_ms())},
+        /*push_ended=*/false, std::move(client));
+}
+
 void PushPullSession::PullToHash(const v1::HashSlicesRequest& request, std::shared_ptr<ShardClient> client) {
   Await({.caller = {.id = request.id(), .peer = peer_},
          .push = {},

@@ -48,6 +48,8 @@ class PushPullSession {
   void Finish(bool weights, std::shared_ptr<ShardClient> client);
 
   void Pull(const v1::PullRequest& request, std::shared_ptr<ShardClient> client);
+  // The client is answered with state.
+  void PullState(const v1::PullStateRequest& request, std::shared_ptr<ShardClient> client);
   // The pull of weights that are to be hashed (Shard::HashSlices).
   void PullToHash(const v1::HashSlicesRequest& request, std::shared_ptr<ShardClient> client);
 

@@ -22,6 +22,12 @@ absl::Status UnpackSlices(const v1::PushRequest& header, std::vector<ReceivedSli
   return absl::OkStatus();
 }
 
+bool IsFinite(const v1::StateSlice& state, Isa isa) {
+  return std::all_of(state.tensors().begin(), state.tensors().end(), [isa](const std::string& values) {
+    return AllFinite(values.data(), values.size() / sizeof(float), isa);
+  });
+}
+
 }  // namespace
 
 Shard::Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* metrics, CheckpointStore* store)
@@ -95,13 +101,18 @@ absl::StatusOr<ShardMemory> Shard::MakeMemory(const v1::View& view) {
   });
 }
 
-absl::Status Shard::AddInitialSlices(const v1::Identity& id, const std::vector<ReceivedSlice>& slices) {
+absl::Status Shard::AddInitialSlices(const v1::Identity& id, const std::vector<ReceivedSlice>& slices,
+                                     const Parameters::InitialStates& states) {
   if (const std::optional<size_t> found = FindNotFinite(slices, isa_); found.has_value()) {
     return InvalidArgument("rank ", id.rank(), ": the initial values of slice ", slices[*found].index,
                            " are not finite");
   }
+  for (const v1::StateSlice& state : states) {
+    if (IsFinite(state, isa_)) continue;
+    return InvalidArgument("rank ", id.rank(), ": the initial state of slice ", state.index(), " is not finite");
+  }
   const OutboxLock lock(outbox_, mutex_);
-  auto [added, ready] = core_.AddInitialSlices(id, slices);
+  auto [added, ready] = core_.AddInitialSlices(id, slices, states);
   outbox_.Add(std::move(ready.actions));
   return added;
 }

@@ -56,9 +56,10 @@ class Shard {
 
   // ---- From sessions (PushPullSession), each known by its address
 
-  // AddInitialSlices takes initial values of some slices, from the worker that the view names; CheckInitialised says
-  // whether those of all slices of this shard have arrived.
-  absl::Status AddInitialSlices(const v1::Identity& id, const std::vector<ReceivedSlice>& slices);
+  // AddInitialSlices takes initial values of some slices, and state of the optimizer, from the worker that the view
+  // names; CheckInitialised says whether those of all slices of this shard have arrived.
+  absl::Status AddInitialSlices(const v1::Identity& id, const std::vector<ReceivedSlice>& slices,
+                                const Parameters::InitialStates& states = {});
   absl::Status CheckInitialised() const {
     return Ask([](const ShardState& state) { return state.CheckInitialised(); });
   }

@@ -80,7 +80,7 @@ ShardReady ShardCore::OnCheckpointWritten(v1::CheckpointWritten written) {
 void ShardCore::BeginRestore() {
   if (!has_store_) return Fail("the job begins with a checkpoint, but this server has no --checkpoint_dir");
   const Parameters::Update memory = state_.parameters->BeginRestore();
-  const auto skipped = std::make_shared<std::vector<uint64_t>>(state_.layout->slices());
+  const auto skipped = std::make_shared<std::vector<int64_t>>(state_.layout->slices());
   std::vector<WantedPart> wanted;
   for (size_t local = 0; local < state_.layout->slices(); ++local) {
     const SliceInfo& slice = state_.layout->slice(local);

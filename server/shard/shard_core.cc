@@ -122,8 +122,9 @@ ShardReady ShardCore::SetChiefLost(bool lost) {
 // ---- Initial values
 
 std::pair<absl::Status, ShardReady> ShardCore::AddInitialSlices(const v1::Identity& id,
-                                                                const std::vector<ReceivedSlice>& slices) {
-  const absl::Status added = state_.AddInitial(id, slices);
+                                                                const std::vector<ReceivedSlice>& slices,
+                                                                const Parameters::InitialStates& states) {
+  const absl::Status added = state_.AddInitial(id, slices, states);
   if (added.ok() && state_.parameters->initialised()) Report({});
   return {added, Take()};
 }

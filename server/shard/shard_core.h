@@ -83,8 +83,8 @@ class ShardCore {
   // at which nobody looks.
   ShardReady OnChiefUpdate(const v1::ChiefUpdate& update, absl::StatusOr<ShardMemory>& memory);
   ShardReady SetChiefLost(bool lost);
-  std::pair<absl::Status, ShardReady> AddInitialSlices(const v1::Identity& id,
-                                                       const std::vector<ReceivedSlice>& slices);
+  std::pair<absl::Status, ShardReady> AddInitialSlices(const v1::Identity& id, const std::vector<ReceivedSlice>& slices,
+                                                       const Parameters::InitialStates& states = {});
   // `not_finite`: as PushTable::Add.
   std::pair<absl::Status, ShardReady> AddSlices(const void* session, const v1::PushRequest& header,
                                                 std::vector<ReceivedSlice> slices, std::optional<size_t> not_finite);

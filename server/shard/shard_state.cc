@@ -165,13 +165,29 @@ std::unique_ptr<Parameters> ShardState::DropLayout() {
   return std::move(parameters);
 }
 
-absl::Status ShardState::AddInitial(const v1::Identity& id, const std::vector<ReceivedSlice>& slices) {
+absl::Status ShardState::CheckHasState() const {
+  if (!mode->policy().has_local_steps() && setup.optimizer != kLocal) return absl::OkStatus();
+  return FailedPrecondition("--mode=", mode->name(),
+                            ": the optimizers are the workers' own, and so is their state: servers have none of it");
+}
+
+absl::Status ShardState::AddInitial(const v1::Identity& id, const std::vector<ReceivedSlice>& slices,
+                                    const Parameters::InitialStates& states) {
   PS_RETURN_IF_ERROR(job.Serving());
-  if (parameters != nullptr && parameters->initialised()) return absl::OkStatus();
+  if (parameters != nullptr && parameters->initialised()) {
+    if (states.empty() || parameters->has_initial_state() || job.running()) return absl::OkStatus();
+    return InvalidArgument("rank ", id.rank(), ", initial state: shard ", options.shard,
+                           " has its initial values already, without any state; all workers are to bring the same");
+  }
   if (parameters == nullptr || !job.IsInitialiser(id)) {
     return FailedPrecondition("rank ", id.rank(), " was not chosen to send the initial values");
   }
   const uint64_t sender = id.incarnation() * options.max_workers + id.rank();
+  if (!states.empty()) {
+    const std::string who = absl::StrCat("rank ", id.rank(), ", initial state");
+    if (const absl::Status has = CheckHasState(); !has.ok()) return InvalidArgument(who, ": ", Message(has));
+    PS_RETURN_IF_ERROR(Annotate(parameters->AddInitialState(sender, states), who));
+  }
   return Annotate(parameters->AddInitial(sender, slices), absl::StrCat("rank ", id.rank(), ", initial values"));
 }
 
@@ -436,7 +452,12 @@ ShardState::Answer ShardState::AnswerWeights(Wait& wait, TimePoint now) {
   const bool computes = caller.member() && wait.request.computes;
   const absl::Status failed = job.Failed();
   const bool over = !failed.ok() || job.finished();
+  if (wait.request.state) {
+    PS_RETURN_IF_ERROR(CheckHasState());
+    if (!parameters->may_snapshot()) PS_RETURN_IF_ERROR(failed);  // Nobody ends what was being written.
+  }
   if ((!over && !job.running()) || parameters->updating_in_place()) return std::nullopt;
+  if (wait.request.state && !parameters->may_snapshot()) return std::nullopt;
   const uint64_t current = parameters->version();
   const uint64_t wanted = wait.request.version.value_or(std::max(current, wait.request.at_least.value_or(0)));
   if (wanted > current) {
@@ -448,6 +469,12 @@ ShardState::Answer ShardState::AnswerWeights(Wait& wait, TimePoint now) {
   if (wanted < current) {
     return FailedPrecondition("version ", wanted, " of shard ", options.shard, " is no longer kept; it is at version ",
                               current);
+  }
+  if (wait.request.state) {
+    PS_RETURN_IF_ERROR(parameters->MayPinState());
+    ShardAnswer answer = wait.answer;
+    answer.state = parameters->PinState();
+    return answer;
   }
   if (!over) {
     const absl::Status may = parameters->readers().May(caller.reader(), current);

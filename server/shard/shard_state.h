@@ -102,7 +102,8 @@ struct ShardState {
   // Returns what is to be freed without the lock (the release hook's comes first).
   std::unique_ptr<Parameters> DropLayout();
   // Does what Shard::AddInitialSlices does, with finite values.
-  absl::Status AddInitial(const v1::Identity& id, const std::vector<ReceivedSlice>& slices);
+  absl::Status AddInitial(const v1::Identity& id, const std::vector<ReceivedSlice>& slices,
+                          const Parameters::InitialStates& states);
   absl::Status CheckInitialised() const;
   // Does what PushTable::Add does, for a member's push.
   absl::StatusOr<PushTable::Arrival> Arrive(const void* session, const v1::PushRequest& header,
@@ -184,6 +185,8 @@ struct ShardState {
   v1::ShardStatusReply Status(TimePoint now) const;
 
  private:
+  // OK, or FAILED_PRECONDITION, naming the mode: servers have no state of an optimizer that steps by gradients.
+  absl::Status CheckHasState() const;
   absl::Status TakeOptimizer(const v1::OptimizerSettings& message);
   // FAILED_PRECONDITION if delay compensation needs weights for this push that are not kept.
   absl::Status CheckPulled(const v1::PushRequest& header) const;

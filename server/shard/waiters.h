@@ -40,6 +40,7 @@ struct ShardRequest {
   Caller caller;
   std::optional<uint64_t> push;      // The answer to its push of this step.
   bool weights = false;              // A push asks for those on which the next one is to be computed.
+  bool state = false;                // The optimizer's state is asked for, in the place of weights.
   bool computes = false;             // A member computes its next push on the weights.
   std::optional<uint64_t> version;   // A pull alone may want exactly this one; else the newest.
   std::optional<uint64_t> at_least;  // The newest, but not before this version.
@@ -58,6 +59,7 @@ struct BuiltSlices {
 struct ShardAnswer {
   std::optional<v1::PushReply> push;
   std::optional<VersionPin> weights;
+  std::optional<StatePin> state;  // In their place.
   // Weights come with them, for the steps that a member takes by itself.
   HyperparameterValues hyperparameters;
   std::optional<Schedule> schedule;

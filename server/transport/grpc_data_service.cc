@@ -7,6 +7,7 @@
 #include "common/status.h"
 #include "server/shard/push_pull_session.h"
 #include "server/transport/server_call.h"
+#include "server/transport/state_messages.h"
 #include "server/transport/version_messages.h"
 
 namespace ps {
@@ -70,14 +71,15 @@ class DataCall : public ServerCall, public ShardClient {
   Shard& shard() { return shard_; }
   PushPullSession& session() { return session_; }
 
- private:
-  void OnGone() final { session_.Gone(); }
-  void OnOver() final { session_.Over(); }
-  void OnWritten() final {
+  void OnWritten() override {
     MutexLock lock(mutex_);
     writing_ = false;
     WriteMore();
   }
+
+ private:
+  void OnGone() final { session_.Gone(); }
+  void OnOver() final { session_.Over(); }
 
   void WriteMore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (writing_) return;
@@ -107,7 +109,7 @@ class InitCall final : public DataCall {
     v1::InitRequest request;
     PS_ASSIGN_OR_RETURN(const std::vector<ReceivedSlice> slices, DecodeSlices(message, &request));
     PS_RETURN_IF_ERROR(Identify(request.id()));
-    PS_RETURN_IF_ERROR(shard().AddInitialSlices(request.id(), slices));
+    PS_RETURN_IF_ERROR(shard().AddInitialSlices(request.id(), slices, request.state()));
     Read(kMaxMessageBytes);
     return absl::OkStatus();
   }
@@ -184,6 +186,34 @@ class HashCall final : public RequestCall<v1::HashSlicesRequest, DataCall> {
   }
 };
 
+class PullStateCall final : public RequestCall<v1::PullStateRequest, DataCall> {
+ public:
+  using RequestCall::RequestCall;
+
+ private:
+  absl::Status OnRequest(const v1::PullStateRequest& request) override {
+    PS_RETURN_IF_ERROR(Identify(request.id()));
+    session().PullState(request, Self(this));
+    return absl::OkStatus();
+  }
+
+  void OnAnswer(absl::StatusOr<ShardAnswer> answer) override {
+    if (!answer.ok()) return End(answer.status());
+    messages_.emplace(*std::move(answer->state));
+    OnWritten();
+  }
+
+  // What is written next is made when the last message is on its way: one at a time, on one thread at a time.
+  void OnWritten() override {
+    const std::optional<StateMessages::Message> message = messages_->Next();
+    if (!message.has_value()) return;
+    const grpc::ByteBuffer bytes = EncodeMessage(message->reply);
+    message->last ? Answer(bytes) : Write(bytes);
+  }
+
+  std::optional<StateMessages> messages_;
+};
+
 }  // namespace
 
 GrpcDataService::GrpcDataService(Shard& shard, CallRouter& router, bool long_links)
@@ -194,6 +224,7 @@ GrpcDataService::GrpcDataService(Shard& shard, CallRouter& router, bool long_lin
   router_.HandleWith<InitCall>("/ps.v1.Shard/Init", shard_);
   router_.HandleWith<PullCall>("/ps.v1.Shard/Pull", shard_);
   router_.HandleWith<HashCall>("/ps.v1.Shard/HashSlices", shard_);
+  router_.HandleWith<PullStateCall>("/ps.v1.Shard/PullState", shard_);
   for (const bool weights : {false, true}) {
     router_.Handle(weights ? "/ps.v1.Shard/PushPull" : "/ps.v1.Shard/Push", [this, weights](const Context& context) {
       return CallRouter::Begun(

@@ -1,4 +1,4 @@
-// The data calls of service Shard over gRPC (Init, Push, Pull, PushPull, HashSlices): a thin adapter on
+// The data calls of service Shard over gRPC (Init, Push, Pull, PushPull, PullState, HashSlices): a thin adapter on
 // PushPullSession. It reads raw messages, so that payloads are neither copied nor parsed by generated code and a
 // request's size is looked at before it is parsed, and it writes the slices of a pinned version by reference.
 #pragma once

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+import torch
 
 from conftest import ServerProcesses
 from torch_support import environment, ps_server
@@ -96,6 +97,15 @@ def test_a_job_goes_on_where_it_has_ended(tmp_path: Path) -> None:
     assert "continues at" not in first
     assert second.count("continues at step 32") == 2
     assert "after step 64" in second
+
+
+def test_a_saved_file_has_all_that_a_job_has_learnt(tmp_path: Path) -> None:
+    first, second = run_recipe("save.py", tmp_path)
+    assert "after 32 updates" in first
+    assert "after 64 updates" in second
+    assert "is not used" not in second
+    saved = torch.load(tmp_path / "saved.pt")
+    assert saved["opt"]["state"].keys() == {0, 1, 2, 3}
 
 
 def one_worker(address: str, rank: int, folder: Path, *script: str) -> subprocess.Popen[str]:

@@ -61,14 +61,14 @@ TEST_CASE("A snapshot has the count of versions that skipped each slice") {
   commit({bench.MakePushOf({1, std::nullopt})});
   const Snapshot before = bench.parameters_.TakeSnapshot();
   commit({bench.MakePushOf({std::nullopt, std::nullopt})});
-  CHECK(*before.skipped() == std::vector<uint64_t>{0, 1});
-  CHECK(*bench.parameters_.skipped() == std::vector<uint64_t>{1, 2});
+  CHECK(*before.skipped() == std::vector<int64_t>{0, 1});
+  CHECK(*bench.parameters_.skipped() == std::vector<int64_t>{1, 2});
   CHECK(bench.Weight(0) == -1);
   // A version that nobody has samples for is counted as an update of what it does not change.
   const auto empty = std::make_shared<Push>();
   empty->slices.resize(2);
   commit({empty});
-  CHECK(*bench.parameters_.skipped() == std::vector<uint64_t>{1, 2});
+  CHECK(*bench.parameters_.skipped() == std::vector<int64_t>{1, 2});
 }
 
 TEST_CASE("Where one rank has a gradient, those without count as zeros, and empty contributions not at all") {
@@ -113,12 +113,12 @@ TEST_CASE("A slice is built early where it is absent, and what is abandoned has 
   bench.Build(ready);
   bench.updater_.Abandon();
   CHECK(bench.Ended() == Outcome::kAbandoned);
-  CHECK(*bench.parameters_.skipped() == std::vector<uint64_t>{0, 0});
+  CHECK(*bench.parameters_.skipped() == std::vector<int64_t>{0, 0});
   bench.Build(bench.updater_.Speculate({first, second}));
   CHECK(bench.pool_.RunPosted());
   bench.updater_.Commit({first, second}, bench.now_);
   CHECK(bench.Ended() == Outcome::kPublished);
-  CHECK(*bench.parameters_.skipped() == std::vector<uint64_t>{0, 1});
+  CHECK(*bench.parameters_.skipped() == std::vector<int64_t>{0, 1});
 }
 
 ReceivedSlice Absent(uint32_t index) {

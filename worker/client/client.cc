@@ -17,6 +17,7 @@
 #include "worker/client/join.h"
 #include "worker/client/refused_runs.h"
 #include "worker/client/timer.h"
+#include "worker/link/pulled_state.h"
 #include "worker/link/shard_links.h"
 #include "worker/link/tensor_memory.h"
 #include "worker/link/weights_hash.h"
@@ -98,7 +99,13 @@ class ClientImpl final : public Client {
   absl::StatusOr<std::optional<RoundedMemory>> RoundedGradients() override;
 
   absl::Status Initialise(const ConstTensors& values) override;
-  absl::StatusOr<ExchangeResult> Start(const ConstTensors& initial_values, const MutableTensors& weights) override;
+  absl::StatusOr<ExchangeResult> Start(const ConstTensors& initial_values, const MutableTensors& weights) override {
+    return Start(initial_values, /*initial_state=*/nullptr, weights);
+  }
+  absl::StatusOr<ExchangeResult> StartWithState(const ConstTensors& initial_values, const OptimizerState& initial_state,
+                                                const MutableTensors& weights) override {
+    return Start(initial_values, &initial_state, weights);
+  }
 
   absl::StatusOr<ExchangeResult> Push(const PushInfo& push, const ConstTensors& gradients) override {
     return StartPushPull(push, gradients, {}, false, nullptr)->Wait();
@@ -126,9 +133,12 @@ class ClientImpl final : public Client {
   absl::Status Done(bool counts_as_empty) override;
   absl::Status Leave(const std::string& reason) override;
   absl::StatusOr<HashedWeights> WeightsHash() override;
+  absl::StatusOr<OptimizerState> PullState(std::optional<uint64_t> version) override;
 
  private:
   static TimePoint After(absl::Duration time) { return Now() + ToChrono(time); }
+  absl::StatusOr<ExchangeResult> Start(const ConstTensors& initial_values, const OptimizerState* initial_state,
+                                       const MutableTensors& weights);
   std::shared_ptr<Exchange> Start(const PushInfo& push, const ConstTensors& gradients, const MutableTensors& weights,
                                   bool deferred, bool view, DoneCallback callback);
   // An empty contribution to the step that the others are at, once it is part of a version.
@@ -154,7 +164,7 @@ class ClientImpl final : public Client {
   // shard that has moved and is linked now. No exchange may be under way.
   bool FollowShards();
   // Ends when this time is over, but for what moves.
-  absl::Status Initialise(const ConstTensors& values, TimePoint give_up);
+  absl::Status Initialise(const ConstTensors& values, const OptimizerState* state, TimePoint give_up);
   absl::Status TakeDataOfAll();
   absl::Status TakeWireFormat();
   void StartThreads();
@@ -478,13 +488,14 @@ absl::Status ClientImpl::StageGradients(ExchangeRequest& request) {
 }
 
 absl::Status ClientImpl::Initialise(const ConstTensors& values) {
-  return Initialise(values, After(options_.start_timeout));
+  return Initialise(values, /*state=*/nullptr, After(options_.start_timeout));
 }
 
-absl::Status ClientImpl::Initialise(const ConstTensors& values, TimePoint give_up) {
+absl::Status ClientImpl::Initialise(const ConstTensors& values, const OptimizerState* state, TimePoint give_up) {
   ExchangeRequest request;
   request.kind = CallKind::kInit;
   request.out = values;
+  request.state = state;
   request.give_up = give_up;
   return Run(std::move(request))->Wait().status();
 }
@@ -545,7 +556,8 @@ absl::Status ClientImpl::PushNothing() {
   return pushed;
 }
 
-absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_values, const MutableTensors& weights) {
+absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_values,
+                                                 const OptimizerState* initial_state, const MutableTensors& weights) {
   const TimePoint started = Now();
   const TimePoint deadline = After(options_.start_timeout);
   TimePoint heard = started;
@@ -567,7 +579,7 @@ absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_val
       // pull.
       const TimePoint began = Now();
       const auto turn = ToChrono(options_.notice_every);
-      const absl::Status sent = Initialise(initial_values, std::min(deadline, began + turn));
+      const absl::Status sent = Initialise(initial_values, initial_state, std::min(deadline, began + turn));
       if (absl::IsUnavailable(sent) || absl::IsDeadlineExceeded(sent)) {
         const TimePoint now = Now();
         // Values were moving, until they did not; or a shard answered that it does not take them yet.
@@ -790,6 +802,16 @@ absl::StatusOr<HashedWeights> ClientImpl::WeightsHash() {
   absl::StatusOr<HashedWeights> hashed = HashWeights(job, After(longest), over_.get_token());
   if (IsFenced(hashed.status())) AskWhyFenced();
   return hashed.ok() ? hashed : Ended(hashed.status());
+}
+
+absl::StatusOr<OptimizerState> ClientImpl::PullState(std::optional<uint64_t> version) {
+  const StateJob job = {
+      .channels = channels_, .plan = &context_->plan, .one_version = synchronous(), .id = joined_as_.id()};
+  absl::StatusOr<OptimizerState> pulled =
+      ps::PullState(job, version, {.silence = context_->patience.longest, .give_up = After(options_.start_timeout)},
+                    over_.get_token());
+  if (IsFenced(pulled.status())) AskWhyFenced();
+  return pulled.ok() ? std::move(pulled) : Ended(pulled.status());
 }
 
 }  // namespace ps

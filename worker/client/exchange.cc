@@ -10,6 +10,7 @@
 #include "common/endpoint.h"
 #include "common/grpc_call.h"
 #include "common/half_floats.h"
+#include "common/optimizers/optimizer.h"
 #include "common/simd.h"
 #include "common/status.h"
 #include "worker/link/call_messages.h"
@@ -140,13 +141,15 @@ CallRequest RetryingExchange::MakeCallRequest(uint32_t shard, TimePoint now) {
       std::min<std::chrono::nanoseconds>({context_->notice_every, context_->patience.longest / 2,
                                           std::max<std::chrono::nanoseconds>(request_.give_up - now, kShortestWait)});
   call.wait = std::chrono::duration_cast<std::chrono::milliseconds>(wait);
-  const double bytes = static_cast<double>(context_->plan.shard_elements(shard)) * sizeof(float) * 2;
+  const double tensors = request_.state == nullptr ? 2 : 2 + kMaxStateTensors;
+  const double bytes = static_cast<double>(context_->plan.shard_elements(shard)) * sizeof(float) * tensors;
   call.timeout = wait + kCallMargin + SlowestTime(bytes);
   // What comes of a version in the making may be forgotten, so it does not go with what is kept of another.
   call.stream = call.kind == CallKind::kPushPull && exact() && context_->pulled == nullptr;
   if (ReceivesSlices(call.kind) && !request_.float32) call.pulled = context_->pulled.get();
   call.view = request_.view;
   call.out = &out_;
+  call.state = request_.state;
   call.absent_tensors = &absent_;
   if (!carries_.empty()) call.carries = &carries_;
   call.in = &request_.in;

@@ -23,6 +23,23 @@ absl::Status CheckTensors(const Layout& layout, const Tensors& tensors, const st
   return absl::OkStatus();
 }
 
+// Those of weights that have had no updates may be empty.
+absl::Status CheckState(const Layout& layout, const OptimizerState& state) {
+  if (state.tensors.size() != layout.size()) {
+    return InvalidArgument("initial state: of ", state.tensors.size(), " tensors for a model of ", layout.size());
+  }
+  for (size_t i = 0; i < layout.size(); ++i) {
+    const OptimizerState::Tensor& tensor = state.tensors[i];
+    for (const std::vector<float>& values : tensor.values) {
+      if (values.size() == static_cast<size_t>(layout[i].elements())) continue;
+      return InvalidArgument("initial state: ", values.size(), " elements for tensor ", ToString(layout[i]));
+    }
+    if (layout[i].kind == TensorKind::kWeight || (tensor.values.empty() && tensor.updates == 0)) continue;
+    return InvalidArgument("initial state: tensor ", ToString(layout[i]), " is no weight, so it has none");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckRequest(const ExchangeRequest& request, const SlicePlan& plan) {
@@ -40,6 +57,7 @@ absl::Status CheckRequest(const ExchangeRequest& request, const SlicePlan& plan)
   if (const size_t ranges = SlicesOf(plan, carried).size(); ranges > kMaxRanges) {
     return InvalidArgument("PushInfo.tensors: ", ranges, " runs of slices; at most ", kMaxRanges, " are supported");
   }
+  if (request.state != nullptr) PS_RETURN_IF_ERROR(CheckState(plan.layout(), *request.state));
   if (!request.sends_no_slices()) {
     PS_RETURN_IF_ERROR(CheckTensors(plan.layout(), request.out, request.pushes() ? "gradients" : "initial values",
                                     /*constants=*/!request.pushes(),

@@ -19,6 +19,8 @@ struct ExchangeRequest {
   std::optional<uint64_t> step;     // A pull's step, with the meaning of Client::Pull.
   ConstTensors out;
   MutableTensors in;
+  // With initial values: what the servers' optimizer begins with; null: nothing. It lives as long as the exchange.
+  const OptimizerState* state = nullptr;
   // Where servers of this host read `out`; null: nowhere. `staged`: it is copied there first. `encoded`: `shared`
   // has it as the job sends it (EncodeSlice, or `rounded`), which all servers get.
   std::shared_ptr<SharedTensors> shared;

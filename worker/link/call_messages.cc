@@ -177,8 +177,25 @@ OutgoingSlice OutgoingMessages::SliceOf(const SliceInfo& info) const {
   return slice;
 }
 
+size_t OutgoingMessages::StateBytes(const SliceInfo& info) const {
+  if (request_.state == nullptr) return 0;
+  return request_.state->tensors[info.tensor].values.size() * static_cast<size_t>(info.bytes());
+}
+
+void OutgoingMessages::AddState(const SliceInfo& info, v1::InitRequest* header) const {
+  if (request_.state == nullptr || plan_.layout()[info.tensor].kind != TensorKind::kWeight) return;
+  const OptimizerState::Tensor& tensor = request_.state->tensors[info.tensor];
+  v1::StateSlice* const slice = header->add_state();
+  slice->set_index(info.index);
+  slice->set_updates(tensor.updates);
+  for (const std::vector<float>& values : tensor.values) {
+    slice->add_tensors(values.data() + info.offset, static_cast<size_t>(info.bytes()));
+  }
+}
+
 grpc::ByteBuffer OutgoingMessages::Next() {
   std::vector<OutgoingSlice> slices;
+  v1::InitRequest init;
   size_t bytes = 0;
   const size_t most = request_.groups == nullptr ? kMessageSlices : kMessageSlicesBesideGroups;
   while (!queue_.empty() && slices.size() < most) {
@@ -189,16 +206,16 @@ grpc::ByteBuffer OutgoingMessages::Next() {
       continue;
     }
     OutgoingSlice slice = SliceOf(info);
-    const size_t slice_bytes = slice.values.size() + slice.positions.size();
+    const size_t slice_bytes = slice.values.size() + slice.positions.size() + StateBytes(info);
     if (bytes > 0 && bytes + slice_bytes > message_bytes_) break;
     bytes += slice_bytes;
     slices.push_back(std::move(slice));
+    AddState(info, &init);
     queue_.pop_front();
   }
   if (request_.kind != CallKind::kInit) return EncodeSlices(PushHeader(), std::move(slices));
-  v1::InitRequest header;
-  *header.mutable_id() = id_;
-  return EncodeSlices(header, std::move(slices));
+  *init.mutable_id() = id_;
+  return EncodeSlices(init, std::move(slices));
 }
 
 bool EncodeSlice(const float* values, const SliceInfo& info, const SharedTensors& to, Residuals* residuals,

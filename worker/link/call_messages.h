@@ -56,6 +56,9 @@ class OutgoingMessages {
  private:
   v1::PushRequest PushHeader() const;
   OutgoingSlice SliceOf(const SliceInfo& info) const;
+  // The bytes of the slice's initial state; 0: it has none.
+  size_t StateBytes(const SliceInfo& info) const;
+  void AddState(const SliceInfo& info, v1::InitRequest* header) const;
 
   const SlicePlan& plan_;
   const v1::Identity& id_;

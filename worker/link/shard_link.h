@@ -53,6 +53,8 @@ struct CallRequest {
   // empty where there is `encoded`.
   const ConstTensors* out = nullptr;
   const MutableTensors* in = nullptr;
+  // What kInit gives the servers' optimizer to begin with; null: nothing.
+  const OptimizerState* state = nullptr;
   // By tensor, which live as long: unless 0 when its slices are sent, it is absent. Null: none is.
   const std::vector<uint8_t>* absent_tensors = nullptr;
   bool absent(const SliceInfo& slice) const {

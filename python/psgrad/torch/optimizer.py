@@ -18,6 +18,7 @@ from psgrad.torch import life
 from psgrad.torch.groups import Groups, LearningRate, OwnGroups
 from psgrad.torch.local import LocalTraining, local_steps
 from psgrad.torch.records import Records
+from psgrad.torch.state import ServersState, in_torchs_form, to_give
 from psgrad.torch.steps import Progress, PushGradients, Steps, Unused, WentBack
 from psgrad.torch.tensors import Buffers, Entry, Memory, entries_of
 
@@ -43,21 +44,32 @@ class WrappingOptimizer(torch.optim.Optimizer):
         self._complete = True
         self._state_said = False
 
-    def state_dict(self) -> dict[str, Any]:
-        """The groups' hyperparameters. The optimizer's state is on the servers (their checkpoints have it), not in it.
+    def state_dict(self, full: bool = False) -> dict[str, Any]:
+        """The groups' hyperparameters, and with `full` the optimizer's state, fetched from the servers.
 
-        In modes in which this worker takes steps of its own (local_sgd, diloco, easgd) its state is there.
+        The state is of the model's version (in asp, ssp and backup: of the servers' newest), in torch.optim's own form:
+        torch.optim can load it, and an optimizer that has loaded it gives it to the servers of the job that it is
+        wrapped for. In modes in which this worker takes steps of its own (local_sgd, diloco, easgd) its state is always
+        there.
+
+        Raises: psgrad.Error, as of psgrad.Client.pull_state; RuntimeError once this worker has left (with `full`).
         """
         packed = self._wrapped.state_dict()
         if self._steps_here:
             return packed
+        if full:
+            return {"state": self._servers_state(), "param_groups": packed["param_groups"]}
         if not self._state_said:
             self._state_said = True
             log.warning(
                 "state_dict(): the optimizer's state (momentum and the like) is on the servers, so it is not in it; "
-                "their checkpoints have it (ps_server --checkpoint_dir)"
+                "state_dict(full=True) fetches it, and their checkpoints have it (ps_server --checkpoint_dir)"
             )
         return {"state": {}, "param_groups": packed["param_groups"]}
+
+    def _servers_state(self) -> dict[int, dict[str, Any]]:
+        """What the servers have, as torch.optim has it."""
+        raise NotImplementedError
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes the hyperparameters of the groups, which the servers are told with the next step.
@@ -66,8 +78,9 @@ class WrappingOptimizer(torch.optim.Optimizer):
         """
         if state_dict["state"] and not self._steps_here:
             raise ValueError(
-                "load_state_dict: this has an optimizer's state (momentum and the like), which the servers hold: "
-                "restore it with them (ps_server --restore), and load only {'state': {}, 'param_groups': …} here"
+                "load_state_dict: this has an optimizer's state (momentum and the like), which the servers hold: load "
+                "it into the torch optimizer before DistributedOptimizer is made, which then gives it to the servers; "
+                "or restore it with them (ps_server --restore), and load only {'state': {}, 'param_groups': …} here"
             )
         saved = state_dict["param_groups"]
         if [len(group["params"]) for group in saved] != [len(group["params"]) for group in self.param_groups]:
@@ -111,7 +124,9 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
     Args:
         optimizer: SGD (plain, with momentum, nesterov), Adam, AdamW, Adagrad or RMSprop of torch.optim. Servers started
             with --optimizer=from_worker do what it says, also where groups differ and schedulers move them. In local_sgd,
-            diloco and easgd it may be any: it stays the worker's own, as does each with servers' --optimizer=local.
+            diloco and easgd it may be any: it stays the worker's own, as does each with servers' --optimizer=local. State
+            that it has (load_state_dict) is what the servers' begins with, in a job that begins; all workers bring the
+            same.
         model: the module that holds the optimizer's parameters, in the host's memory or on CUDA cards: float32, or
             bfloat16 and float16, for which float32 masters are kept. Parameters in no group, or that require no
             gradient, stay as they are.
@@ -186,6 +201,7 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
             settings = psgrad.OptimizerSettings("local", clip_norm=clip_norm)
         self._entries = entries_of(model, optimizer, groups, buffers)
         _refuse_second(self._entries)
+        given = to_give(optimizer, self._entries) if unknown is None else None
 
         WrappingOptimizer.__init__(self, optimizer)
         self.accumulate = accumulate
@@ -220,7 +236,7 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         try:
             if client.local_steps is not None and client.local_steps.optimizer == "local":
                 groups, settings = OwnGroups(), None
-            self._start(groups, settings, metrics_file)
+            self._start(groups, settings, None if self._steps_here else given, metrics_file)
         except BaseException as error:
             self.leave(life.reason_of(type(error), error))
             raise
@@ -229,12 +245,15 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         self,
         groups: Groups | OwnGroups,
         settings: psgrad.OptimizerSettings | None,
+        given: ServersState | None,
         metrics_file: str | os.PathLike[str] | None,
     ) -> None:
+        """`given`: the state that the servers' optimizer is to begin with."""
         client = self._client
         self._memory = memory = Memory(client, self._entries)
         memory.take_values()
-        started = client.start(memory.weight_buffers, memory.weight_buffers)
+        state: dict[str, Any] = {} if given is None else {"state": given}
+        started = client.start(memory.weight_buffers, memory.weight_buffers, **state)
         memory.bind()
         self._progress = Progress(client, started)
         self._progress.samples = self._samples
@@ -251,8 +270,12 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         self._learning_rate = LearningRate(groups, rate)
         path = os.environ.get("PS_METRICS_FILE") or None if metrics_file is None else os.fspath(metrics_file)
         self._records = Records(path, client, told, append=running)
-        if self.state and not self._steps_here:
-            log.warning("the optimizer's state (momentum and the like) stays here: the servers begin with their own")
+        if given is not None and running:
+            log.warning(
+                "rank %d: the optimizer's state (momentum and the like) that this worker has is not used: the job went "
+                "on already, and its servers have their own",
+                self.rank,
+            )
         self._steps = self._make_steps()
         self._step_ended = time.monotonic()
 
@@ -262,6 +285,16 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         if local is not None:
             return local_steps(local, self._wrapped, *shared)
         return PushGradients(*shared, overlap=self._overlap, accumulate=self.accumulate)
+
+    def _servers_state(self) -> dict[int, dict[str, Any]]:
+        self._check_usable()
+        client = self._client
+        while True:
+            try:
+                pulled = client.pull_state(self._progress.version if client.exact_versions else None)
+                return in_torchs_form(self._wrapped, self._entries, pulled)
+            except psgrad.RolledBack:
+                self.rejoin()
 
     # ---- Training
 

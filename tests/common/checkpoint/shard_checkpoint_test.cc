@@ -62,7 +62,7 @@ TEST_CASE("Weights alone are read of a checkpoint with state, as whole tensors o
   const TestModel model;
   const Manifest manifest = WriteCheckpoint(folder.path(), model, 3);
   std::vector<float> whole(600000);
-  uint64_t skipped = 0;
+  int64_t skipped = 0;
   REQUIRE(ReadParts(folder.path(), manifest, {{.tensor = 1, .weights = whole, .state = {}, .skipped = &skipped}}).ok());
   CHECK(whole == model.weights[1]);
   CHECK(skipped == (600000 + kSliceElements - 1) / kSliceElements);  // Of its last slice.
@@ -268,7 +268,7 @@ struct Checkpoint {
   Manifest manifest;
   const std::string values = folder.File("shard-0-of-1.safetensors");
   std::vector<float> weights, state;  // That were read last.
-  uint64_t skipped = 0;
+  int64_t skipped = 0;
 };
 
 TEST_CASE("A shard file gives back the elements that were written, weights and state") {
@@ -283,6 +283,18 @@ TEST_CASE("A shard file gives back the elements that were written, weights and s
   CHECK(checkpoint.state == model.b_state);
   CHECK(checkpoint.skipped == 3);
   CHECK(checkpoint.Record()["record"]["bytes"] == std::filesystem::file_size(checkpoint.values));
+}
+
+TEST_CASE("Updates that a part had had before its job make its count negative, and the part with the fewest counts") {
+  Model model;
+  std::vector<ShardPart> parts = model.parts;
+  parts[0].skipped = -7;
+  Checkpoint checkpoint(model.layout, parts);
+  REQUIRE(checkpoint.Read(0, 0).ok());
+  CHECK(checkpoint.skipped == -7);
+  nlohmann::ordered_json record = checkpoint.Record();
+  record["record"]["parts"][0]["skipped"] = 1.5;
+  CHECK(checkpoint.ReadWith(record).message().find("skipped: expected a whole number") != std::string::npos);
 }
 
 TEST_CASE("Any reader of safetensors finds whole tensors by their names, and parts by their ranges") {

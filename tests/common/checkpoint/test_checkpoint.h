@@ -103,7 +103,7 @@ struct ShardMemory {
 
   std::vector<uint32_t> slices;
   std::vector<std::vector<float>> values;  // Weights, then state, of each slice.
-  std::vector<uint64_t> skipped;
+  std::vector<int64_t> skipped;
   std::vector<WantedPart> wanted;
 };
 

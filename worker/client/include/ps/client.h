@@ -332,7 +332,8 @@ struct Reduced {
 struct OptimizerState {
   struct Tensor {
     uint64_t updates = 0;                    // That the weight has had.
-    std::vector<std::vector<float>> values;  // In the order of the optimizer (docs/optimizers.md).
+    std::vector<std::vector<float>> values;  // In the order of the optimizer (docs/optimizers.md); given to the servers
+                                             // of a weight that has had no updates: none.
   };
   std::vector<Tensor> tensors;  // By index in the layout; those of other tensors than weights are empty.
 };
@@ -430,6 +431,16 @@ class Client {
   // start_step() is the step after that from then on.
   virtual absl::StatusOr<ExchangeResult> Start(const ConstTensors& initial_values, const MutableTensors& weights) = 0;
 
+  // The same, and gives the servers' optimizer the state of an earlier job, say, to begin with, where the chief asks
+  // for initial values. All workers must bring the same. INVALID_ARGUMENT, naming the tensor, if it does not fit the
+  // model or the servers' optimizer, is not finite, or comes to a mode in which the workers' optimizers step.
+  virtual absl::StatusOr<ExchangeResult> StartWithState(const ConstTensors& initial_values,
+                                                        const OptimizerState& initial_state,
+                                                        const MutableTensors& weights) {
+    (void)initial_values, (void)initial_state, (void)weights;
+    return absl::UnimplementedError("this client gives no state");
+  }
+
   // Blocking forms.
   virtual absl::StatusOr<ExchangeResult> Push(const PushInfo& push, const ConstTensors& gradients) = 0;
   // Pulls exactly this version, or the newest. `step`: the step of the gradient that is to be computed on it, unless
@@ -479,8 +490,10 @@ class Client {
     return absl::UnimplementedError("this client reduces nothing");
   }
 
-  // The optimizer's state of one version, which servers have to themselves else: of `version`, or of the newest.
-  // FAILED_PRECONDITION if the servers have none (in modes in which the workers' optimizers step).
+  // The optimizer's state of one version, which servers have to themselves else: of `version`, or of the newest, which
+  // in a synchronous mode is the same on all shards. While the job is running it may need retries; RESOURCE_EXHAUSTED
+  // if others read it all the time. FAILED_PRECONDITION if the servers have none (in modes in which the workers'
+  // optimizers step), or not of this version any more. Blocks.
   virtual absl::StatusOr<OptimizerState> PullState(std::optional<uint64_t> version) {
     (void)version;
     return absl::UnimplementedError("this client pulls no state");
