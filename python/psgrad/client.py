@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from psgrad import _core
+from psgrad.reductions import Reductions
 
 Result = _core.Result
 LocalSteps = _core.LocalSteps
@@ -209,7 +210,7 @@ class Exchange:
         return result
 
 
-class Client:
+class Client(Reductions):
     """One worker of a job. It belongs to the process that joined; threads may share it.
 
     Waits end when what is waited for has come, the job has failed, or a server has been silent for
@@ -221,7 +222,7 @@ class Client:
     call that notices it joins again under the same name and rank, waiting for ``server_timeout`` at most, and for all
     other workers. An exchange, ``start`` and ``pull`` end with the weights of the checkpoint and with ``next_step``,
     where to go on; ``rolled_back_to`` tells. What the worker was about to push is gone. ``done`` and ``weights_hash``
-    raise RolledBack if there are steps to be made again.
+    raise RolledBack if there are steps to be made again, and ``all_mean`` and its like in any case.
     """
 
     def __init__(self, core: _core.Client, layout: Sequence[Tensor]):
@@ -632,6 +633,12 @@ class Client:
         RolledBack as of ``done``.
         """
         return str(self._call_at_end("weights_hash", lambda core: core.weights_hash()))
+
+    def reduce(self, operation: str, name: str, values: list[float]) -> tuple[list[float], int]:
+        """RolledBack, if the job is rolled back meanwhile: ``pull`` joins again and brings the weights."""
+        self._check_started("a reduction")
+        values, workers = _call(self._core.reduce(operation, name, values), self._core)
+        return values, workers
 
     def count_local_step(self) -> None:
         """Says that this worker has taken a step of its own, between two exchanges.

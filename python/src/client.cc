@@ -274,6 +274,23 @@ class CoreClient {
         },
         [state, core = core_]() -> nb::object { return ListOf(core->layout, state); });
   }
+  // The values and how many workers have brought theirs.
+  Call Reduce(const std::string& operation, const std::string& name, std::vector<double> values) {
+    static const std::map<std::string, Reduction> operations = {
+        {"sum", Reduction::kSum}, {"min", Reduction::kMin}, {"max", Reduction::kMax}};
+    const auto found = operations.find(operation);
+    if (found == operations.end()) {
+      throw nb::value_error(absl::StrCat("operation=", operation, ": expected sum, min or max").c_str());
+    }
+    auto reduced = std::make_shared<Reduced>();
+    return Calling(
+        [reduced, name, by = found->second, values = std::move(values)](Client& client) {
+          absl::StatusOr<Reduced> result = client.Reduce(name, by, values);
+          if (result.ok()) *reduced = *std::move(result);
+          return result.status();
+        },
+        [reduced] { return nb::cast(std::make_pair(reduced->values, reduced->workers)); });
+  }
   // The run, or nothing: all have been used; or -1: there is none now.
   Call TakeRun(const RunRequest& request) {
     auto taken = std::make_shared<TakenRun>();
@@ -476,6 +493,7 @@ void DefineClient(nb::module_& module) {
       .def("set_busy", &CoreClient::SetBusy)
       .def("leave", &CoreClient::Leave)
       .def("weights_hash", &CoreClient::WeightsHash)
+      .def("reduce", &CoreClient::Reduce)
       .def(
           "take_run",
           [](CoreClient& self, uint64_t number, uint64_t finished, uint64_t samples, uint64_t batch_size, uint64_t runs,

@@ -94,6 +94,9 @@ class Chief {
                Callback<v1::TakeRunReply> callback) {
     Do(&ChiefCore::TakeRun, Listen(std::move(callback)), request, now, deadline);
   }
+  void Reduce(const v1::ReduceRequest& request, TimePoint now, TimePoint deadline, Callback<v1::ReduceReply> callback) {
+    Do(&ChiefCore::Reduce, Listen(std::move(callback)), request, now, deadline);
+  }
   absl::Status Leave(const v1::LeaveRequest& request, TimePoint now) { return Do(&ChiefCore::Leave, request, now); }
 
   // ---- Operators
@@ -125,9 +128,9 @@ class Chief {
   void Supersede(const std::string& reason, TimePoint now) { Do(&ChiefCore::Supersede, reason, now); }
 
  private:
-  using Listener =
-      std::variant<SendFunction, WatchFunction, Callback<v1::JoinReply>, Callback<v1::DoneReply>,
-                   Callback<v1::TakeRunReply>, Callback<v1::SetHyperparametersReply>, Callback<v1::CheckpointReply>>;
+  using Listener = std::variant<SendFunction, WatchFunction, Callback<v1::JoinReply>, Callback<v1::DoneReply>,
+                                Callback<v1::TakeRunReply>, Callback<v1::ReduceReply>,
+                                Callback<v1::SetHyperparametersReply>, Callback<v1::CheckpointReply>>;
 
   // Tells the core an event, and does what is to be done, unless another thread is at it, which then does this too.
   template <typename Result, typename... Params, typename... Args>

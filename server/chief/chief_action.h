@@ -53,7 +53,7 @@ struct Ended {
 };
 
 using ChiefAction = std::variant<ToShard, ToMember, Answer<v1::JoinReply>, Answer<v1::DoneReply>,
-                                 Answer<v1::TakeRunReply>, Answer<v1::SetHyperparametersReply>,
+                                 Answer<v1::TakeRunReply>, Answer<v1::ReduceReply>, Answer<v1::SetHyperparametersReply>,
                                  Answer<v1::CheckpointReply>, CommitCheckpoint, RollBack, Ended, WriteMetric>;
 
 }  // namespace ps

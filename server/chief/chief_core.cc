@@ -149,6 +149,7 @@ void ChiefCore::ChangeView(TimePoint now) {
   AnswerJoins(now);
   AnswerDones(now);
   AnswerTakes(now);
+  AnswerReduces(now);
   TellMembers(now);
   if (job_.ended()) AbandonCuts();
   MoveCheckpoint(now);
@@ -319,6 +320,18 @@ void ChiefCore::TakeRun(uint64_t call, const v1::TakeRunRequest& request, TimePo
   AnswerTakes(now);
 }
 
+void ChiefCore::Reduce(uint64_t call, const v1::ReduceRequest& request, TimePoint now, TimePoint deadline) {
+  const absl::StatusOr<Member*> member = job_.Hear(request.id(), now);
+  const absl::Status brought = member.ok() ? job_.OnReduce(**member, request, now) : member.status();
+  if (!brought.ok()) return Add(Answer<v1::ReduceReply>{.call = call, .reply = brought});
+  Add(reduces_.Replace({.number = call,
+                        .rank = (*member)->rank,
+                        .incarnation = (*member)->incarnation,
+                        .waits_for = request.number(),
+                        .deadline = deadline}));
+  AnswerReduces(now);
+}
+
 absl::Status ChiefCore::Leave(const v1::LeaveRequest& request, TimePoint now) {
   EndStandby(request.join_request_id(), absl::CancelledError("the worker cancelled its join"));
   const absl::StatusOr<bool> view_is_due = job_.Leave(request, now);
@@ -370,6 +383,7 @@ void ChiefCore::Tick(TimePoint now) {
   AnswerJoins(now);
   AnswerDones(now);
   AnswerTakes(now);
+  AnswerReduces(now);
 }
 
 void ChiefCore::CheckTooFew(TimePoint now) {
@@ -402,7 +416,8 @@ std::string ChiefCore::LongWait(TimePoint now, std::chrono::nanoseconds longer) 
   return job_.phase() == v1::PHASE_GATHERING || for_long ? job_.WaitingFor(now) : "";
 }
 
-// ---- What the chief answers to calls that wait: joins, ends and requests for runs. Nothing: the call has to wait.
+// ---- What the chief answers to calls that wait: joins, ends, requests for runs and reductions. Nothing: the call has
+// to wait.
 
 void ChiefCore::AnswerJoins(TimePoint now) {
   Add(joins_.AnswerWhere([&](const WaitingCall& join) -> std::optional<absl::StatusOr<v1::JoinReply>> {
@@ -459,6 +474,21 @@ void ChiefCore::AnswerTakes(TimePoint now) {
   }));
   Add(job_.runs().TakeRecords());
   TellDecisions(job_.SetIdle(takes_.Ranks(), now));
+}
+
+void ChiefCore::AnswerReduces(TimePoint now) {
+  job_.MoveReductions();
+  Add(reduces_.AnswerWhere([&](const WaitingCall& call) -> std::optional<absl::StatusOr<v1::ReduceReply>> {
+    if (const absl::Status serving = job_.Serving(); !serving.ok()) return serving;
+    const Member* const member = job_.Find(call.rank, call.incarnation);
+    if (member == nullptr) return job_.FencedError(call.rank, call.incarnation);
+    if (const auto reduced = job_.Reduced(*member, call.waits_for); reduced != nullptr) return *reduced;
+    if (member->done) return FailedPrecondition(member->ToString(), " is done, and brings nothing to a reduction");
+    if (call.deadline > now) return std::nullopt;
+    v1::ReduceReply reply;
+    reply.set_waiting_for(job_.WaitingForReduction(now));
+    return reply;
+  }));
 }
 
 // ---- Changing hyperparameters.

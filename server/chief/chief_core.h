@@ -5,7 +5,7 @@
 // clang-format off
 //   JobState       what is, and what follows from an event (Membership, ShardTable, JobTerms, StepCoordinator)
 //   Standbys       joins that wait for a rank
-//   WaitingCalls   joins, requests for a run, ends and requests for a checkpoint that are not answered yet
+//   WaitingCalls   joins, requests for a run, reductions, ends and requests for a checkpoint that are not answered yet
 //   CutCoordinator a change of hyperparameters, or a checkpoint's cut, that is under way
 //   ShardStreams   what shards were told, and have not received yet
 // clang-format on
@@ -85,6 +85,9 @@ class ChiefCore {
   // not finished, that it has to ask again. A member has one such call; a new one ends the old. Errors are of
   // JobState::OnTakeRun and TakeRun.
   void TakeRun(uint64_t call, const v1::TakeRunRequest& request, TimePoint now, TimePoint deadline);
+  // Answered with what all have brought, or at the deadline with who is missing (waiting_for). A member has one such
+  // call; a new one ends the old. Errors are of JobState::OnReduce.
+  void Reduce(uint64_t call, const v1::ReduceRequest& request, TimePoint now, TimePoint deadline);
   // The member with the id leaves; or the one with the join_request_id, where the worker never got to know its id: then
   // OK also where nobody has it.
   absl::Status Leave(const v1::LeaveRequest& request, TimePoint now);
@@ -157,6 +160,8 @@ class ChiefCore {
   void AnswerDones(TimePoint now);
   // Also records what was dealt and returned.
   void AnswerTakes(TimePoint now);
+  // Also ends the open round of a reduction, if nobody is missing any more.
+  void AnswerReduces(TimePoint now);
   // Tells each member its state if it changed; ends the streams that are no member's any more.
   void TellMembers(TimePoint now);
   // Carries out what a cut has come to.
@@ -208,6 +213,7 @@ class ChiefCore {
   Standbys standbys_;
   WaitingCalls<v1::DoneReply> dones_;
   WaitingCalls<v1::TakeRunReply> takes_;
+  WaitingCalls<v1::ReduceReply> reduces_;
   SparingLines refused_joins_;
   bool was_paused_ = false;            // When requests for runs were last answered.
   std::optional<uint64_t> giving_up_;  // The checkpoint after which a job with too few workers ends.

@@ -241,6 +241,7 @@ void ChiefCore::EndGeneration(const std::string& reason, TimePoint now) {
   AnswerJoins(now);
   AnswerDones(now);
   AnswerTakes(now);
+  AnswerReduces(now);
   MoveStandbys(now);
 }
 

@@ -287,6 +287,7 @@ void JobState::Begin(Member* member, TimePoint now) {
   member->begins_empty = phase_ == v1::PHASE_RUNNING && !member->first_step.has_value() && options_.hands_out_runs &&
                          mode().policy().exact_versions() && !mode().counts_for_any_owner();
   member->start_step = own.value_or(StartStep());
+  member->begun = true;
   members_.Change(member, [](Member& changed) { changed.step = changed.start_step; });
   member->last_heard = now;
   if (member->watches && member->watch == 0) {
@@ -394,6 +395,48 @@ absl::StatusOr<v1::TakeRunReply> JobState::TakeRun(const Member& member, uint64_
   absl::StatusOr<v1::TakeRunReply> reply = runs_.Take(taker, number);
   if (reply.ok() && reply->outcome() == v1::TakeRunReply::RUN) last_progress_ = now;
   return reply;
+}
+
+Reductions::Participant JobState::ParticipantOf(const Member& member) const {
+  Reductions::Participant participant = {.rank = member.rank, .incarnation = member.incarnation};
+  if (member.first_step.has_value()) return participant;
+  // It has joined a running job. Where all make the same steps, others may bring something after a step that it has not
+  // made, and go on to one for which they wait for it.
+  participant.from_step = std::nullopt;
+  if (!member.begun) participant.from_step = UINT64_MAX;
+  if (member.begun && mode().synchronous()) participant.from_step = member.start_step + (member.begins_empty ? 2 : 1);
+  return participant;
+}
+
+std::vector<Reductions::Participant> JobState::Participants() const {
+  std::vector<Reductions::Participant> participants;
+  for (const auto& [rank, member] : members_.members()) {
+    if (!member.done) participants.push_back(ParticipantOf(member));
+  }
+  return participants;
+}
+
+absl::Status JobState::OnReduce(const Member& member, const v1::ReduceRequest& request, TimePoint now) {
+  PS_RETURN_IF_ERROR(Reductions::Check(request));
+  if (phase_ != v1::PHASE_RUNNING) return absl::UnavailableError("the job reduces nothing before it is running");
+  if (member.done) return FailedPrecondition(member.ToString(), " is done, and brings nothing to a reduction");
+  Reductions::Participant participant = ParticipantOf(member);
+  participant.who = member.ToString();
+  PS_ASSIGN_OR_RETURN(const bool news, reductions_.Bring(participant, request));
+  if (news) last_progress_ = now;
+  MoveReductions();
+  return absl::OkStatus();
+}
+
+std::string JobState::WaitingForReduction(TimePoint now) const {
+  if (!reductions_.open()) return "";
+  const auto describe = [&](std::string* out, uint32_t rank) {
+    const Member& member = members_.members().at(rank);
+    absl::StrAppend(out, "rank ", rank, " (", member.name, " on ", member.host,
+                    member.busy_with.empty() ? "" : ", " + member.busy_with, ", last heard from ",
+                    FormatSeconds(now - member.last_heard), " ago)");
+  };
+  return absl::StrCat(reductions_.What(), ": waiting for ", FirstOf(reductions_.Missing(Participants()), describe));
 }
 
 absl::StatusOr<bool> JobState::Leave(const v1::LeaveRequest& request, TimePoint now) {
@@ -698,6 +741,12 @@ void JobState::OnGap(std::chrono::nanoseconds gap, TimePoint now) {
 }
 
 std::string JobState::WaitingFor(TimePoint now) const {
+  const std::string steps = WaitingForSteps(now);
+  const std::string reduction = phase_ == v1::PHASE_RUNNING ? WaitingForReduction(now) : "";
+  return absl::StrCat(steps, steps.empty() || reduction.empty() ? "" : "; ", reduction);
+}
+
+std::string JobState::WaitingForSteps(TimePoint now) const {
   const uint32_t num_workers = options_.num_workers;
   if (!shards_.Missing().empty()) return absl::StrCat("waiting for ", shards_.DescribeMissing(now));
   if (phase_ == v1::PHASE_GATHERING) {

@@ -27,6 +27,7 @@
 #include "server/chief/job_terms.h"
 #include "server/chief/membership.h"
 #include "server/chief/norm_totals.h"
+#include "server/chief/reductions.h"
 #include "server/chief/run_dealer.h"
 #include "server/chief/shard_table.h"
 #include "server/chief/short_lives.h"
@@ -244,6 +245,19 @@ class JobState {
   absl::Status OnTakeRun(const Member& member, const v1::TakeRunRequest& request);
   // What it gets, if it need not wait. Errors are of RunDealer::Take.
   absl::StatusOr<v1::TakeRunReply> TakeRun(const Member& member, uint64_t number, TimePoint now);
+  // The member brings numbers for a reduction, or asks for its answer again. UNAVAILABLE if the job does not run yet,
+  // FAILED_PRECONDITION if the member is done; else the errors of Reductions::Check and Bring.
+  absl::Status OnReduce(const Member& member, const v1::ReduceRequest& request, TimePoint now);
+  // The member's answer, if it need not wait.
+  std::shared_ptr<const v1::ReduceReply> Reduced(const Member& member, uint64_t number) const {
+    return reductions_.Find(member.rank, member.incarnation, number);
+  }
+  // Members have come or gone, or are done: ends the open round of a reduction if nobody is missing any more.
+  void MoveReductions() {
+    if (!reductions_.empty()) reductions_.Move(Participants());
+  }
+  // "all_mean accuracy: waiting for rank 1 (worker-1 on host-b, last heard from 2 s ago)"; empty: no round is open.
+  std::string WaitingForReduction(TimePoint now) const;
   // Returns whether a view is due. The error is that of Hear.
   absl::StatusOr<bool> Leave(const v1::LeaveRequest& request, TimePoint now);
   // The member of this rank knows how the job ended.
@@ -322,6 +336,11 @@ class JobState {
            members_.members().size() < needed_workers();
   }
   void CountWorkers(TimePoint now);
+  // Who takes part in reductions.
+  std::vector<Reductions::Participant> Participants() const;
+  Reductions::Participant ParticipantOf(const Member& member) const;
+  // What WaitingFor says, but for reductions.
+  std::string WaitingForSteps(TimePoint now) const;
   // "2 more workers (1 of at least 3 are there)", while there are too few of them.
   std::string MissingWorkers() const;
   void SayTooFew(TimePoint now);
@@ -346,6 +365,7 @@ class JobState {
   bool not_finite_ = false;
   Resized resized_;
   RunDealer runs_;
+  Reductions reductions_;
   OwnData own_data_;
   v1::Phase phase_ = v1::PHASE_GATHERING;
   std::string failure_;

@@ -270,6 +270,7 @@ void HandleChiefCalls(CallRouter& router, Chief& chief) {
       "/ps.v1.Chief/SetHyperparameters", chief);
   router.HandleWith<AskCall<v1::CheckpointRequest, AskForCheckpoint>>("/ps.v1.Chief/Checkpoint", chief);
   router.HandleWith<AskCall<v1::TakeRunRequest, &Chief::TakeRun, TakeRunDeadline>>("/ps.v1.Chief/TakeRun", chief);
+  router.HandleWith<AskCall<v1::ReduceRequest, &Chief::Reduce>>("/ps.v1.Chief/Reduce", chief);
   router.HandleWith<FollowCall>("/ps.v1.Chief/Follow", chief);
   HandleRequests<v1::HeartbeatRequest, v1::HeartbeatReply>(
       router, "/ps.v1.Chief/Heartbeat",

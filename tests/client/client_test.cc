@@ -135,6 +135,86 @@ TEST_CASE("That all runs are used, or that there are none, is said") {
   CHECK((*client)->TakeRun(Run(1, 0)).status() == absl::FailedPreconditionError("--budget=share"));
 }
 
+TEST_CASE("Numbers are brought with the same request until all have brought theirs, and the user is told who has not") {
+  FakeChief chief;
+  chief.on_reduce = [](int earlier, v1::ReduceReply& reply) {
+    if (earlier == 0) return absl::UnavailableError("not now");
+    if (earlier == 1) {
+      reply.set_waiting_for("loss: waiting for rank 1");
+    } else {
+      reply.add_values(5);
+      reply.add_values(7);
+      reply.set_workers(2);
+    }
+    return absl::OkStatus();
+  };
+  std::vector<std::string> notices;
+  ClientOptions options = At(chief);
+  options.on_notice = [&notices](const std::string& text) { notices.push_back(text); };
+  const auto client = Client::Join(options, kLayout);
+  REQUIRE(client.ok());
+  const absl::StatusOr<Reduced> reduced = (*client)->Reduce("loss", Reduction::kMax, std::vector<double>{1, 2});
+  REQUIRE(reduced.ok());
+  CHECK(reduced->values == std::vector<double>{5, 7});
+  CHECK(reduced->workers == 2);
+  CHECK(notices.back() == "loss: waiting for rank 1");
+  const std::vector<v1::ReduceRequest> requests = chief.reductions();
+  REQUIRE(requests.size() == 3);
+  for (const v1::ReduceRequest& request : requests) {
+    CHECK(request.number() == 1);
+    CHECK(request.name() == "loss");
+    CHECK(request.operation() == v1::ReduceRequest::MAX);
+    CHECK(request.values_size() == 2);
+    CHECK(request.step() == 0);
+    CHECK(request.wait_ms() == 10'000);
+  }
+}
+
+TEST_CASE("A reduction that was refused is over: the next has another number, and tells the step that comes next") {
+  FakeChief chief;
+  chief.on_reduce = [](int earlier, v1::ReduceReply& reply) {
+    reply.set_workers(1);
+    reply.add_values(1);
+    return earlier == 0 ? absl::FailedPreconditionError("rank 0 brings loss, and rank 1 accuracy") : absl::OkStatus();
+  };
+  const auto client = Client::Join(At(chief), kLayout);
+  REQUIRE(client.ok());
+  const std::vector<double> one = {1};
+  CHECK(Message((*client)->Reduce("loss", Reduction::kSum, one).status()) == "rank 0 brings loss, and rank 1 accuracy");
+  std::vector<float> gradient(4);
+  const PushInfo push = {.step = 7, .version = 7, .versions = {}, .samples = 1};
+  (void)(*client)->StartPushPull(push, {gradient}, {}, /*deferred=*/false)->Wait();
+  CHECK((*client)->Reduce("loss", Reduction::kSum, one).ok());
+  REQUIRE(chief.reductions().size() == 2);
+  CHECK(chief.reductions()[1].number() == 2);
+  CHECK(chief.reductions()[1].step() == 8);
+}
+
+TEST_CASE("Too many numbers are refused before they are sent, and so is an answer of another length") {
+  FakeChief chief;
+  const auto client = Client::Join(At(chief), kLayout);
+  REQUIRE(client.ok());
+  CHECK(absl::IsInvalidArgument((*client)->Reduce("", Reduction::kSum, std::vector<double>(4097)).status()));
+  CHECK(chief.reductions().empty());
+  CHECK(Message((*client)->Reduce("", Reduction::kSum, std::vector<double>(2)).status()) ==
+        "the server answered with 0 numbers, and not 2");
+}
+
+TEST_CASE("A stop ends the wait for the others' numbers") {
+  FakeChief chief;
+  std::stop_source stop;
+  chief.on_reduce = [&stop](int, v1::ReduceReply& reply) {
+    stop.request_stop();
+    reply.set_waiting_for("loss: waiting for rank 1");
+    return absl::OkStatus();
+  };
+  ClientOptions options = At(chief);
+  options.stop = stop.get_token();
+  const auto client = Client::Join(options, kLayout);
+  REQUIRE(client.ok());
+  CHECK(absl::IsCancelled((*client)->Reduce("loss", Reduction::kSum, std::vector<double>{1}).status()));
+}
+
 TEST_CASE("Whether a worker that is done counts as empty is for it to say") {
   FakeChief chief;
   const auto client = Client::Join(At(chief), kLayout);

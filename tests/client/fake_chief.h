@@ -39,11 +39,16 @@ class FakeChief final : public v1::Chief::Service {
     return absl::OkStatus();
   };
 
+  std::function<absl::Status(int earlier, v1::ReduceReply& reply)> on_reduce = [](int, v1::ReduceReply&) {
+    return absl::OkStatus();
+  };
+
   const std::string& address() const { return server_.address(); }
   std::vector<v1::JoinRequest> joins() { return Copy(joins_); }
   std::vector<v1::LeaveRequest> leaves() { return Copy(leaves_); }
   std::vector<v1::DoneRequest> dones() { return Copy(dones_); }
   std::vector<v1::TakeRunRequest> takes() { return Copy(takes_); }
+  std::vector<v1::ReduceRequest> reductions() { return Copy(reductions_); }
   std::vector<uint64_t> heartbeat_steps() { return Copy(heartbeat_steps_); }
   // Waits until there have been so many. False if they do not come.
   bool AwaitHeartbeats(size_t count) {
@@ -78,6 +83,10 @@ class FakeChief final : public v1::Chief::Service {
                        v1::TakeRunReply* reply) override {
     return ToGrpc(on_take_run(Record(takes_, *request), *reply));
   }
+  grpc::Status Reduce(grpc::ServerContext* /*context*/, const v1::ReduceRequest* request,
+                      v1::ReduceReply* reply) override {
+    return ToGrpc(on_reduce(Record(reductions_, *request), *reply));
+  }
   grpc::Status Heartbeat(grpc::ServerContext* /*context*/, const v1::HeartbeatRequest* request,
                          v1::HeartbeatReply* reply) override {
     return ToGrpc(on_heartbeat(Record(heartbeat_steps_, request->step()), *reply));
@@ -103,6 +112,7 @@ class FakeChief final : public v1::Chief::Service {
   std::vector<v1::LeaveRequest> leaves_;
   std::vector<v1::DoneRequest> dones_;
   std::vector<v1::TakeRunRequest> takes_;
+  std::vector<v1::ReduceRequest> reductions_;
   std::vector<uint64_t> heartbeat_steps_;
   TestServer server_ = TestServer(*this);  // Last: its calls use the above.
 };

@@ -128,9 +128,9 @@ class HalfRequest {
 TEST_CASE("A control call that stops in the middle of its request is counted, and cancelled when it is late") {
   LoneChief lone;
   std::vector<std::unique_ptr<HalfRequest>> stalled;
-  for (const char* path :
-       {"/ps.v1.Chief/Join", "/ps.v1.Chief/Heartbeat", "/ps.v1.Chief/Watch", "/ps.v1.Chief/TakeRun",
-        "/ps.v1.Chief/Follow", "/ps.v1.Chief/Status", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}) {
+  for (const char* path : {"/ps.v1.Chief/Join", "/ps.v1.Chief/Heartbeat", "/ps.v1.Chief/Watch", "/ps.v1.Chief/TakeRun",
+                           "/ps.v1.Chief/Reduce", "/ps.v1.Chief/Follow", "/ps.v1.Chief/Status",
+                           "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}) {
     stalled.push_back(std::make_unique<HalfRequest>(lone.port, path, 3 << 20, 10000));
   }
   REQUIRE(lone.OpenCalls(stalled.size()));

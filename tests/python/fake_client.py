@@ -104,6 +104,15 @@ class Push:
     groups: Sequence[dict[str, float]] | None = None
 
 
+@dataclass
+class FakeReduction:
+    """The numbers of one round; the result, once all have brought theirs."""
+
+    kind: tuple[str, str, int] | None = None
+    brought: dict[int, list[float]] = field(default_factory=dict)
+    result: tuple[list[float], int] | None = None
+
+
 KNOWN_OPTIMIZERS = ("sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw")
 _addresses = itertools.count()
 _servers: dict[str, FakeServer] = {}
@@ -135,6 +144,7 @@ class FakeServer:
         self.gathered: dict[int, dict[int, Push]] = {}
         self.pushes: list[Push] = []
         self.steps = dict.fromkeys(range(workers), version)
+        self.reduction = FakeReduction()
         self.stale: set[int] = set()  # Counts of pushes, in asp, that are answered "stale".
         self.address = f"fake:{next(_addresses)}"
         _servers[self.address] = self
@@ -178,6 +188,18 @@ class FakeServer:
             if not gathered or not wanted <= set(gathered):
                 break
             self.update([gathered[rank] for rank in sorted(gathered)])
+        self.condition.notify_all()
+
+    def look_at_reduction(self) -> None:
+        """Ends the round, if nobody is missing. With the lock held."""
+        brought = self.reduction.brought
+        if not brought or not self.joined - self.done - set(self.left) <= set(brought):
+            return
+        assert self.reduction.kind is not None
+        operation = {"sum": sum, "min": min, "max": max}[self.reduction.kind[0]]
+        columns = zip(*(brought[rank] for rank in sorted(brought)), strict=True)
+        self.reduction.result = [float(operation(column)) for column in columns], len(brought)
+        self.reduction = FakeReduction()
         self.condition.notify_all()
 
     def update(self, pushes: list[Push]) -> None:
@@ -517,6 +539,20 @@ class FakeClient:
             self.bring(weights)
             return FakeResult(self.server.version, [self.server.version])
 
+    def reduce(self, operation: str, name: str, values: list[float]) -> tuple[list[float], int]:
+        server = self.server
+        with server.condition:
+            mine = server.reduction
+            kind = (operation, name, len(values))
+            if mine.kind not in (None, kind):
+                raise psgrad().Refused(f"rank {self.rank} brings {kind}, and others {mine.kind}")
+            mine.kind = kind
+            mine.brought[self.rank] = values
+            server.look_at_reduction()
+            server.wait(lambda: mine.result is not None, name)
+            assert mine.result is not None
+            return mine.result
+
     def count_local_step(self) -> None:
         pass
 
@@ -528,6 +564,7 @@ class FakeClient:
         with server.condition:
             server.done.add(self.rank)
             server.look()
+            server.look_at_reduction()
             everyone = set(range(server.workers))
             server.wait(lambda: server.done | set(server.left) >= everyone, "done")
             server.wait(lambda: server.lead == self.rank or len(server.left) > 0, "the lead")
@@ -545,6 +582,7 @@ class FakeClient:
             server.left[self.rank] = reason
             if reason and server.synchronous and self.rank not in server.done:
                 server.failure = server.failure or f"rank {self.rank} has left: {reason}"
+            server.look_at_reduction()
             server.condition.notify_all()
 
     def close(self) -> None:

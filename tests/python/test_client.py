@@ -513,7 +513,7 @@ def test_a_worker_that_takes_a_live_ones_name_fences_it(servers: ServerProcesses
     second.leave()
 
 
-WAITS = ("join", "start", "exchange", "tensor", "pull", "done", "run", "weights_hash")
+WAITS = ("join", "start", "exchange", "tensor", "pull", "done", "run", "reduction", "weights_hash")
 
 
 @pytest.mark.parametrize("wait", WAITS)
@@ -524,8 +524,8 @@ def test_ctrl_c_ends_a_wait_at_once(servers: ServerProcesses, wait: str) -> None
     elif wait == "run":
         address = servers.start(2, "--budget=job", mode="asp")
     else:
-        address = servers.start(2 if wait in ("start", "done") else 1)
-    other = psgrad.Client.join(address, LAYOUT[:1], optimizer=SGD) if wait in ("done", "run") else None
+        address = servers.start(2 if wait in ("start", "done", "reduction") else 1)
+    other = psgrad.Client.join(address, LAYOUT[:1], optimizer=SGD) if wait in ("done", "run", "reduction") else None
     script = pathlib.Path(__file__).with_name("waiting_worker.py")
     command = [sys.executable, script, wait, address]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:

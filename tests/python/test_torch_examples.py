@@ -91,6 +91,14 @@ def test_the_compiled_recipe_runs_as_printed(tmp_path: Path) -> None:
     run_recipe("amp.py", tmp_path)
 
 
+def test_all_workers_stop_early_at_the_same_accuracy(tmp_path: Path) -> None:
+    (output,) = run_recipe("early_stop.py", tmp_path)
+    found = re.search(r"accuracy ([\d.]+) after epoch (\d+)", output)
+    assert found is not None, output
+    assert float(found[1]) >= 0.92, output
+    assert int(found[2]) < 99, output
+
+
 def test_a_job_goes_on_where_it_has_ended(tmp_path: Path) -> None:
     first, second = run_recipe("resume.py", tmp_path)
     assert "after step 32" in first

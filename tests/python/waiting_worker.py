@@ -39,6 +39,8 @@ def main(wait: str, address: str) -> None:
         waiting()
         if wait == "run":
             client.take_run(1, 0, samples=4, batch_size=4, runs=1)
+        if wait == "reduction":
+            client.all_mean(1.0)
         if wait == "weights_hash":
             client.weights_hash()
         if wait == "pull":

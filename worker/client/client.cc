@@ -2,6 +2,7 @@
 #include <atomic>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/data_summary.h"
@@ -30,6 +31,7 @@ constexpr std::chrono::seconds kAskTime(2);               // Where the shards ar
 constexpr std::chrono::milliseconds kAnswerMargin(5000);  // For the answer of a call that waits at the chief.
 constexpr std::chrono::milliseconds kBehindPause(20);
 constexpr size_t kMaxGroupBytes = 32 << 10;  // Of PushInfo::groups: each message of a push has them (ps.proto).
+constexpr size_t kMaxReduced = 4096;  // Numbers of one reduction (ReduceRequest).
 
 ExchangeRequest PullRequest(const MutableTensors& weights, std::optional<uint64_t> version,
                             std::optional<uint64_t> step, TimePoint give_up = TimePoint::max()) {
@@ -128,6 +130,7 @@ class ClientImpl final : public Client {
   }
 
   absl::StatusOr<TakenRun> TakeRun(const RunRequest& request) override;
+  absl::StatusOr<Reduced> Reduce(const std::string& name, Reduction operation, std::span<const double> values) override;
   absl::Status CountLocalStep() override;
   void SetBusy(const std::string& what) override { heartbeats_->SetBusy(what); }
   absl::Status Done(bool counts_as_empty) override;
@@ -193,8 +196,11 @@ class ClientImpl final : public Client {
   ModePolicy policy_;                                     // Constant once joined, as are the next three.
   std::optional<DataSummary> data_of_all_;
   bool joined_ = false;
-  bool has_shared_memory_ = false;        // One shard at least has it.
-  std::atomic<uint64_t> begun_ = 0;       // Pushes.
+  bool has_shared_memory_ = false;       // One shard at least has it.
+  std::atomic<uint64_t> begun_ = 0;      // Pushes.
+  std::atomic<uint64_t> next_step_ = 0;  // The one after the highest that a push was begun of.
+  std::atomic<uint64_t> reductions_ = 0;
+  std::atomic<bool> reducing_ = false;
   std::atomic<uint64_t> taken_runs_ = 0;  // The chief has handed so many to this worker.
   RefusedRuns refused_runs_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> begun_empty_ = false;       // The empty contribution to the first step was made (JoinReply).
@@ -417,7 +423,11 @@ std::shared_ptr<Exchange> ClientImpl::Start(const PushInfo& push, const ConstTen
                                             DoneCallback callback) {
   const bool pushes = !gradients.empty();
   const bool pulls = !weights.empty();
-  if (pushes) heartbeats_->SetStep(push.step);
+  if (pushes) {
+    heartbeats_->SetStep(push.step);
+    for (uint64_t next = next_step_; next <= push.step && !next_step_.compare_exchange_weak(next, push.step + 1);) {
+    }
+  }
   ExchangeRequest request;
   request.kind = !pushes ? CallKind::kPull : pulls ? CallKind::kPushPull : CallKind::kPush;
   request.push = push;
@@ -734,6 +744,40 @@ absl::StatusOr<TakenRun> ClientImpl::TakeRun(const RunRequest& request) {
     // While training stands still for lack of workers, nobody waits for this one's contribution.
     paused = reply.paused() && request.wait > absl::ZeroDuration();
     if (has_open || (!paused && Now() >= wait_end)) return TakenRun{.outcome = TakenRun::Outcome::kWait};
+    Notice(reply.waiting_for());
+  }
+}
+
+absl::StatusOr<Reduced> ClientImpl::Reduce(const std::string& name, Reduction operation,
+                                           std::span<const double> values) {
+  if (values.size() > kMaxReduced) {
+    return InvalidArgument(values.size(), " numbers; at most ", kMaxReduced, " can be reduced at once");
+  }
+  if (reducing_.exchange(true)) {
+    return FailedPrecondition("rank ", rank(), ": another reduction of this worker is under way");
+  }
+  const absl::Cleanup over = [this] { reducing_ = false; };
+  v1::ReduceRequest request;
+  *request.mutable_id() = joined_as_.id();
+  request.set_number(++reductions_);
+  request.set_step(std::max<uint64_t>(start_step(), next_step_));
+  request.set_name(name);
+  request.set_operation(static_cast<v1::ReduceRequest::Operation>(operation));
+  request.mutable_values()->Assign(values.begin(), values.end());
+  request.set_wait_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.notice_every)));
+  for (;;) {
+    v1::ReduceReply reply;
+    PS_RETURN_IF_ERROR(AskChief({.what = name.empty() ? "reducing numbers" : "reducing: " + name,
+                                 .call_time = std::chrono::milliseconds(request.wait_ms()) + kAnswerMargin},
+                                [&](v1::Chief::Stub& chief, grpc::ClientContext& context, int) {
+                                  return FromGrpc(chief.Reduce(&context, request, &reply));
+                                }));
+    if (reply.waiting_for().empty()) {
+      if (static_cast<size_t>(reply.values_size()) != values.size()) {
+        return Internal("the server answered with ", reply.values_size(), " numbers, and not ", values.size());
+      }
+      return Reduced{.values = {reply.values().begin(), reply.values().end()}, .workers = reply.workers()};
+    }
     Notice(reply.waiting_for());
   }
 }

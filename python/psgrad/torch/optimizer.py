@@ -14,6 +14,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 import psgrad
+from psgrad.reductions import Reductions
 from psgrad.torch import life
 from psgrad.torch.groups import Groups, LearningRate, OwnGroups
 from psgrad.torch.local import LocalTraining, local_steps
@@ -114,12 +115,13 @@ class WrappingOptimizer(torch.optim.Optimizer):
         self.__getstate__()
 
 
-class DistributedOptimizer(life.Member, WrappingOptimizer):
+class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
     """Trains `model` with the other workers of a job, in place of `optimizer`, whose parameter groups it shares.
 
     Making it joins the job and waits until all workers have joined; the model then has the job's weights. After
     `loss.backward()`, `step()` returns with the next weights in the parameters' own memory. Weights change in `step()`,
-    `empty_step()`, `pull()` and `finish()`, and nowhere else. To be used by one thread of one process.
+    `empty_step()`, `pull()` and `finish()`, and nowhere else, unless the servers go back to a checkpoint in
+    `all_mean()` or its like. To be used by one thread of one process.
 
     Args:
         optimizer: SGD (plain, with momentum, nesterov), Adam, AdamW, Adagrad or RMSprop of torch.optim. Servers started
@@ -570,6 +572,21 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         with self._following_rollbacks():
             self._progress.renew(self._memory.weight_buffers)
             self._memory.publish()
+
+    def reduce(self, operation: str, name: str, values: list[float]) -> tuple[list[float], int]:
+        """RolledBack, if the servers went back to a checkpoint: the model has its weights, and the loop goes on there.
+
+        A loop over psgrad.data.Batches goes on with its next batch, which is that of the checkpoint's step.
+        """
+        self._check_usable()
+        try:
+            return self._client.reduce(operation, name, values)
+        except psgrad.RolledBack:
+            self.rejoin()
+        raise psgrad.RolledBack(
+            f"rank {self.rank}: {name}: the job was rolled back to step {self.step_number} meanwhile: the steps since "
+            "then come again, and so does this (psgrad.data.Batches goes on there: continue its loop)"
+        )
 
     def record(self, **values: float) -> None:
         """Adds values to the next step's line of the metrics file: opt.record(loss=loss.item())."""

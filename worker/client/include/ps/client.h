@@ -481,10 +481,12 @@ class Client {
   virtual absl::StatusOr<TakenRun> TakeRun(const RunRequest& request) = 0;
 
   // Adds up numbers of all workers that are not done (in the order of their ranks), or finds the smallest or largest
-  // of each: at most 4096. All of them have to call it, with as many numbers, the same operation and `name`, which
-  // messages have; the one that is last ends the others' wait. Blocks; the errors are those of a wait, as above, and
-  // FAILED_PRECONDITION if what a worker brings is not what others have brought. A worker that is lost, leaves or is
-  // done is not waited for any more.
+  // of each: at most 4096. All of them have to call it, in the same order, with as many numbers, the same operation and
+  // `name`, which messages have; the one that is last ends the others' wait. Blocks, also for one that is slow, until
+  // the job fails (--progress_timeout); the errors are those of a wait, as above, and FAILED_PRECONDITION, naming both,
+  // if what a worker brings is not what another one has brought. A worker that is lost, leaves or is done is not waited
+  // for any more, and what it had brought does not count; one that joined a running job takes part when it has made a
+  // step by itself (where steps are not everybody's: from its first call on). One call at a time.
   virtual absl::StatusOr<Reduced> Reduce(const std::string& name, Reduction operation, std::span<const double> values) {
     (void)name, (void)operation, (void)values;
     return absl::UnimplementedError("this client reduces nothing");
