@@ -31,7 +31,7 @@ constexpr std::chrono::seconds kAskTime(2);               // Where the shards ar
 constexpr std::chrono::milliseconds kAnswerMargin(5000);  // For the answer of a call that waits at the chief.
 constexpr std::chrono::milliseconds kBehindPause(20);
 constexpr size_t kMaxGroupBytes = 32 << 10;  // Of PushInfo::groups: each message of a push has them (ps.proto).
-constexpr size_t kMaxReduced = 4096;  // Numbers of one reduction (ReduceRequest).
+constexpr size_t kMaxReduced = 4096;         // Numbers of one reduction (ReduceRequest).
 
 ExchangeRequest PullRequest(const MutableTensors& weights, std::optional<uint64_t> version,
                             std::optional<uint64_t> step, TimePoint give_up = TimePoint::max()) {
