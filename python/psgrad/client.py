@@ -25,6 +25,8 @@ _POLL_S = 0.2
 _OPTIMIZER_DIFFERS = "the worker's optimizer differs from the servers'"
 # What Ctrl-C has interrupted is given so long to end.
 _STOP_S = 0.5
+# Others are given so long to bring their numbers, before this worker makes a step without samples for their sake.
+_MEANWHILE_AFTER_S = 0.5
 
 _T = TypeVar("_T")
 _Waiter = _core.Client | _core.Observer
@@ -601,11 +603,28 @@ class Client(Reductions):
         """
         return str(self._call_at_end("weights_hash", lambda core: core.weights_hash()))
 
-    def reduce(self, operation: str, name: str, values: list[float]) -> tuple[list[float], int]:
-        """RolledBack, if the job is rolled back meanwhile: ``pull`` joins again and brings the weights."""
+    def reduce(
+        self, operation: str, name: str, values: list[float], meanwhile: Callable[[], object] | None = None
+    ) -> tuple[list[float], int]:
+        """RolledBack, if the job is rolled back meanwhile: ``pull`` joins again and brings the weights.
+
+        ``meanwhile`` is called now and then while others are waited for.
+        """
         self._check_started("a reduction")
-        values, workers = call(self._core.reduce(operation, name, values), self._core)
-        return values, workers
+        core = self._core
+        running = core.reduce(operation, name, values)
+        begun = time.monotonic()
+
+        def poll(seconds: float) -> bool | None:
+            if running.wait_for(seconds):
+                return True
+            if meanwhile is not None and time.monotonic() - begun >= _MEANWHILE_AFTER_S:
+                meanwhile()
+            return None
+
+        _until(poll, core, None, "")
+        reduced, workers = running.result()
+        return reduced, workers
 
     def count_local_step(self) -> None:
         """Says that this worker has taken a step of its own, between two exchanges.
