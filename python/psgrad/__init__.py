@@ -69,6 +69,7 @@ _load_core()
 
 from psgrad._core import Cancelled, Error, Fenced, JobFailed, Refused, RolledBack, ShutDown, Unavailable  # noqa: E402
 from psgrad.client import Client, Exchange, LocalSteps, OptimizerSettings, Result, Tensor, WaitAgain  # noqa: E402
+from psgrad.observer import JobStatus, Observed, Observer  # noqa: E402
 from psgrad.spawn import SpawnError, spawn  # noqa: E402
 
 if typing.TYPE_CHECKING:
@@ -83,7 +84,10 @@ __all__ = [
     "Exchange",
     "Fenced",
     "JobFailed",
+    "JobStatus",
     "LocalSteps",
+    "Observed",
+    "Observer",
     "OptimizerSettings",
     "Refused",
     "Result",

@@ -25,9 +25,12 @@ _POLL_S = 0.2
 _OPTIMIZER_DIFFERS = "the worker's optimizer differs from the servers'"
 # What Ctrl-C has interrupted is given so long to end.
 _STOP_S = 0.5
+# Others are given so long to bring their numbers, before this worker makes a step without samples for their sake.
+_MEANWHILE_AFTER_S = 0.5
 
 _T = TypeVar("_T")
-_waited_for: list[_core.Client] = []  # By any thread, at this moment.
+_Waiter = _core.Client | _core.Observer
+_waited_for: list[_Waiter] = []  # By any thread, at this moment.
 _have_waited: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
@@ -84,7 +87,7 @@ class OptimizerSettings:
     groups: Sequence[Mapping[str, float]] = ()
 
 
-def _until(poll: Callable[[float], _T | None], client: _core.Client, timeout: float | None, what: str) -> _T:
+def _until(poll: Callable[[float], _T | None], client: _Waiter, timeout: float | None, what: str) -> _T:
     """What ``poll(seconds)`` returns once it is something. Signals are handled in between: Ctrl-C ends the wait."""
     end = None if timeout is None else time.monotonic() + timeout
     _have_waited.add(threading.current_thread())
@@ -109,13 +112,14 @@ def _until(poll: Callable[[float], _T | None], client: _core.Client, timeout: fl
         _log_notices(client)
 
 
-def _log_notices(client: _core.Client) -> None:
+def _log_notices(client: _Waiter) -> None:
     for notice in client.take_notices():
         # What it waits for is to be seen also where nobody has set up logging.
         _log.log(logging.INFO if notice.startswith("exchanging with ") else logging.WARNING, "%s", notice)
 
 
-def _call(running: _core.Call, client: _core.Client) -> Any:
+def call(running: _core.Call, client: _Waiter) -> Any:
+    """What it returns, or raises, once it has ended."""
     _until(lambda seconds: running.wait_for(seconds) or None, client, None, "")
     return running.result()
 
@@ -319,7 +323,7 @@ class Client(Reductions):
         ]
         core = _core.Client(options, specs)
         try:
-            _call(core.join(), core)
+            call(core.join(), core)
         except _core.Refused as refused:
             if _OPTIMIZER_DIFFERS not in str(refused):
                 raise
@@ -487,7 +491,7 @@ class Client(Reductions):
         prepared = self._prepare(weights, True, "weights")
         core = self._core
         try:
-            result: Result = _call(core.start(self._initial, prepared, self._initial_state), core)
+            result: Result = call(core.start(self._initial, prepared, self._initial_state), core)
             self.next_step = result.next_step
         except _core.RolledBack:
             result = self._go_back(core, prepared)
@@ -579,7 +583,7 @@ class Client(Reductions):
         prepared = self._prepare(weights, True, "weights")
         core = self._core
         try:
-            result: Result = _call(core.pull(prepared, version, step, float32), core)
+            result: Result = call(core.pull(prepared, version, step, float32), core)
         except _core.RolledBack:
             return self._go_back(core, prepared)
         return result
@@ -615,7 +619,7 @@ class Client(Reductions):
         """
         self._check_started("take_run")
         self._has_taken_runs = True
-        run = _call(self._core.take_run(number, finished, samples, batch_size, runs, wait, ahead), self._core)
+        run = call(self._core.take_run(number, finished, samples, batch_size, runs, wait, ahead), self._core)
         if run == -1:
             raise WaitAgain(f"there is no run now for rank {self.rank}, but one may come back")
         return None if run is None else int(run)
@@ -634,11 +638,28 @@ class Client(Reductions):
         """
         return str(self._call_at_end("weights_hash", lambda core: core.weights_hash()))
 
-    def reduce(self, operation: str, name: str, values: list[float]) -> tuple[list[float], int]:
-        """RolledBack, if the job is rolled back meanwhile: ``pull`` joins again and brings the weights."""
+    def reduce(
+        self, operation: str, name: str, values: list[float], meanwhile: Callable[[], object] | None = None
+    ) -> tuple[list[float], int]:
+        """RolledBack, if the job is rolled back meanwhile: ``pull`` joins again and brings the weights.
+
+        ``meanwhile`` is called now and then while others are waited for.
+        """
         self._check_started("a reduction")
-        values, workers = _call(self._core.reduce(operation, name, values), self._core)
-        return values, workers
+        core = self._core
+        running = core.reduce(operation, name, values)
+        begun = time.monotonic()
+
+        def poll(seconds: float) -> bool | None:
+            if running.wait_for(seconds):
+                return True
+            if meanwhile is not None and time.monotonic() - begun >= _MEANWHILE_AFTER_S:
+                meanwhile()
+            return None
+
+        _until(poll, core, None, "")
+        reduced, workers = running.result()
+        return reduced, workers
 
     def count_local_step(self) -> None:
         """Says that this worker has taken a step of its own, between two exchanges.
@@ -674,7 +695,7 @@ class Client(Reductions):
             self._check_started(what)
             core = self._core
             try:
-                return _call(begin(core), core)
+                return call(begin(core), core)
             except _core.RolledBack:
                 made = self.next_step
                 result = self._go_back(core, None)
@@ -692,7 +713,7 @@ class Client(Reductions):
         while True:
             core = self._core
             try:
-                _call(core.leave(reason), core)
+                call(core.leave(reason), core)
                 return
             except _core.RolledBack:
                 if reason or self._done is None:  # Nothing of that generation is left to leave.
@@ -759,7 +780,7 @@ class Client(Reductions):
         while True:
             core = self._join_after(over)
             try:
-                result: Result = _call(core.start(self._initial, weights, self._initial_state), core)
+                result: Result = call(core.start(self._initial, weights, self._initial_state), core)
             except _core.RolledBack:
                 over = core
                 continue
@@ -788,7 +809,7 @@ class Client(Reductions):
             if self._stopped:  # stop() came in between.
                 core.stop()
             try:
-                _call(core.join(), core)
+                call(core.join(), core)
                 self._core = core
             except BaseException as error:
                 self._stopped |= not isinstance(error, Exception)  # Ctrl-C.

@@ -19,6 +19,7 @@
 #include "common/sync.h"
 #include "ps/client.h"
 #include "python/src/calls.h"
+#include "python/src/observer.h"
 #include "python/src/tensors.h"
 
 namespace ps::python {
@@ -544,4 +545,5 @@ NB_MODULE(_core, module) {
   ps::python::DefineSettings(module);
   ps::python::DefineResults(module);
   ps::python::DefineClient(module);
+  ps::python::DefineObserver(module);
 }

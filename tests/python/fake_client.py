@@ -539,7 +539,7 @@ class FakeClient:
             self.bring(weights)
             return FakeResult(self.server.version, [self.server.version])
 
-    def reduce(self, operation: str, name: str, values: list[float]) -> tuple[list[float], int]:
+    def reduce(self, operation: str, name: str, values: list[float], meanwhile: Any = None) -> tuple[list[float], int]:
         server = self.server
         with server.condition:
             mine = server.reduction

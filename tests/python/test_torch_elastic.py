@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from psgrad._supervisor import find_program
-from test_run import Script, needs_programs, psrun
+from test_run import Script, needs_programs, psrun, ran
 
 torch = pytest.importorskip("torch")
 
@@ -105,3 +105,32 @@ def test_a_batch_that_has_no_step_of_its_own_is_refused_where_it_would_count_as_
     with psrun("--workers=1", "--max_workers=2", "--max_restarts=0", script(adds_up), tmp_path, "as_asked") as job:
         job.await_output("the last batch has been through backward\\(\\), and had no step\\(\\)")
         assert job.await_end() == 1, job.text
+
+
+EPOCH_ENDS = """
+    import torch
+    import psgrad.torch
+    from psgrad.data import Batches
+
+    torch.manual_seed(1)
+    x = torch.randn(56, 10)
+    data = torch.utils.data.TensorDataset(x, x.sum(dim=1, keepdim=True))
+    model = torch.nn.Linear(10, 1)
+    with psgrad.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-4), model) as opt:
+        for epoch, batches in Batches(data, opt, batch_size=8, epochs=3).by_epoch():
+            for x, y in batches:
+                opt.zero_grad()
+                torch.nn.functional.mse_loss(model(x), y).backward()
+                opt.step()
+            print("epoch", epoch, "of", opt.all_sum(1, name=f"epoch {epoch}"))
+"""
+
+
+def test_each_epochs_end_is_reduced_where_it_comes_at_another_step_for_each_worker(script: Script) -> None:
+    """Seven runs an epoch: one of two workers trains the last, for which it needs the other's contribution."""
+    flags = ["--workers=2", "--min_workers=1", "--max_workers=2", "--mode=bsp", "--progress_timeout=30s"]
+    status, output = ran(*flags, script(EPOCH_ENDS))
+    assert status == 0, output
+    ends = collections.Counter(line[line.index("epoch") :] for line in output.splitlines() if "epoch" in line)
+    assert ends["epoch 0 of 2.0"] == 2, output
+    assert sum(ends.values()) >= 5, output  # A worker may get none of the last epoch's.

@@ -99,6 +99,38 @@ def test_all_workers_stop_early_at_the_same_accuracy(tmp_path: Path) -> None:
     assert int(found[2]) < 99, output
 
 
+def test_a_process_looks_on_as_printed(servers: ServerProcesses, tmp_path: Path) -> None:
+    """It sees the training's first weights and its last, which are the workers'."""
+    script, commands = recipes()["look_on.py"]
+    (tmp_path / "look_on.py").write_text(script, encoding="utf-8")
+    (tmp_path / "train.py").write_text(recipes()["train.py"][0], encoding="utf-8")
+    server, workers, observer = (shlex.split(command.removesuffix("&")) for command in commands)
+    assert server[:2] == ["ps_server", "--listen=127.0.0.1:5000"]
+    address = servers.start(2, *server[4:], mode="asp")
+
+    def started(program: list[str]) -> subprocess.Popen[str]:
+        program = [argument.replace("127.0.0.1:5000", address) for argument in program]
+        options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen([sys.executable, *program], cwd=tmp_path, env=environment(), **options)
+
+    assert (workers[0], observer[0]) == ("psrun", "python")
+    with started(observer[1:]) as looks_on, started(["-m", "psgrad.run", *workers[1:]]) as trains:
+        try:
+            trained, _ = trains.communicate(timeout=200)
+            seen, _ = looks_on.communicate(timeout=60)
+        finally:
+            looks_on.kill()
+            trains.kill()
+    assert trains.returncode == 0, trained
+    assert looks_on.returncode == 0, seen
+    found = re.search(r"final loss ([\d.]+)", seen)
+    assert found is not None, seen
+    assert float(found[1]) < 0.7, seen
+    versions = [int(version) for version in re.findall(r"version (\d+):", seen)]
+    assert versions == sorted(versions)
+    assert versions[-1] == 128, seen  # 8 epochs of 8 batches of two workers.
+
+
 def test_a_job_goes_on_where_it_has_ended(tmp_path: Path) -> None:
     first, second = run_recipe("resume.py", tmp_path)
     assert "after step 32" in first

@@ -92,7 +92,8 @@ absl::StatusOr<std::string> ExportJob(const v1::StatusReply& status, const Serve
   const SlicePlan plan(layout, static_cast<uint32_t>(served.shards.size()));
   PS_ASSIGN_OR_RETURN(Weights weights, Allocate(layout));
   const MutableTensors tensors(weights.begin(), weights.end());
-  PS_ASSIGN_OR_RETURN(const std::vector<uint64_t> versions, PullWeights(served, plan, version, timeout, tensors));
+  PS_ASSIGN_OR_RETURN(const std::vector<uint64_t> versions,
+                      PullWeights(served, plan, version, {.timeout = timeout, .silence = timeout}, tensors));
   return Write(output, layout, weights, versions, "job " + status.job());
 }
 

@@ -580,13 +580,23 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
         """
         self._check_usable()
         try:
-            return self._client.reduce(operation, name, values)
+            return self._client.reduce(operation, name, values, self._lets_others_go_on())
         except psgrad.RolledBack:
             self.rejoin()
         raise psgrad.RolledBack(
             f"rank {self.rank}: {name}: the job was rolled back to step {self.step_number} meanwhile: the steps since "
             "then come again, and so does this (psgrad.data.Batches goes on there: continue its loop)"
         )
+
+    def _lets_others_go_on(self) -> Callable[[], object] | None:
+        """While it waits for others that may be waiting for its contribution to a step.
+
+        Where all make the same steps and the chief hands out the samples, an epoch ends at another step for each.
+        """
+        client = self._client
+        if not (client.hands_out_runs and client.synchronous and client.empty_contributions):
+            return None
+        return None if self._steps.awaits_step or self._shows_global else self.empty_step
 
     def record(self, **values: float) -> None:
         """Adds values to the next step's line of the metrics file: opt.record(loss=loss.item())."""

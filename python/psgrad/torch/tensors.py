@@ -136,10 +136,10 @@ def _fits(tensor: torch.Tensor) -> bool:
 
 def _named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     for name, parameter in model.named_parameters():
-        yield _eager_name(name), parameter
+        yield eager_name(name), parameter
 
 
-def _eager_name(name: str) -> str:
+def eager_name(name: str) -> str:
     """Without what torch.compile puts before the names of a module that it wraps: all workers have the same."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
@@ -154,7 +154,7 @@ def _persistent_buffers(
             if buffer is None or name in module._non_persistent_buffers_set or id(buffer) in seen:
                 continue
             seen.add(id(buffer))
-            yield _eager_name(f"{prefix}.{name}" if prefix else name), buffer, (module, name)
+            yield eager_name(f"{prefix}.{name}" if prefix else name), buffer, (module, name)
 
 
 def _refuse_model(model: torch.nn.Module) -> None:

@@ -1,3 +1,5 @@
+#include "worker/link/pull_weights.h"
+
 #include <algorithm>
 #include <utility>
 
@@ -7,25 +9,20 @@
 #include "common/status.h"
 #include "common/sync.h"
 #include "ps/v1/ps.grpc.pb.h"
-#include "worker/ctl/export.h"
 #include "worker/link/grpc_shard_link.h"
 
 namespace ps {
 namespace {
 
-constexpr std::chrono::milliseconds kWaitForVersion(1000);  // That is still to come; then the job may be at rest.
-constexpr std::chrono::milliseconds kRetryPause(50);
+constexpr std::chrono::milliseconds kPullWait(1000);  // That is still to come; then the job may be at rest.
+constexpr std::chrono::milliseconds kPullPause(50);
 constexpr std::chrono::milliseconds kLook(100);  // Whether the shards still send.
 constexpr std::chrono::hours kWholePull(24);
-constexpr uint64_t kMostAhead = 1 << 16;
+constexpr uint64_t kMostPulledAhead = 1 << 16;
 
 absl::Status ShardProblem(const ServedModel& model, size_t shard, const absl::Status& status) {
   return {status.code(),
           absl::StrCat("shard ", shard, " at ", model.shards[shard].address, ": ", ConnectionProblem(status))};
-}
-
-bool IsTransient(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsResourceExhausted(status) || absl::IsDeadlineExceeded(status);
 }
 
 // One pull from each shard, all under way at the same time.
@@ -41,10 +38,10 @@ class Round {
 
   // The versions; or the first error, with which all others are cancelled.
   absl::StatusOr<std::vector<uint64_t>> Pull(std::optional<uint64_t> version, std::chrono::milliseconds wait,
-                                             std::chrono::nanoseconds silence) {
+                                             std::chrono::nanoseconds silence, const std::stop_token& stop) {
     MakeCalls(version, wait);
     for (const auto& call : calls_) call->Begin();
-    Await(wait + silence);
+    Await(wait + silence, stop);
     std::vector<uint64_t> versions;
     const MutexLock lock(mutex_);
     if (!problem_.ok()) return problem_;
@@ -81,9 +78,9 @@ class Round {
   }
 
   // Until all have ended, which they do soon once one has failed.
-  void Await(std::chrono::nanoseconds silence) {
+  void Await(std::chrono::nanoseconds silence, const std::stop_token& stop) {
     for (bool cancelled = false; AnyOpen();) {
-      const bool failed = AnyFailed(silence);
+      const bool failed = AnyFailed(silence) || stop.stop_requested();
       if (!failed || std::exchange(cancelled, true)) continue;
       for (const auto& call : calls_) call->Cancel();
     }
@@ -125,13 +122,15 @@ class Round {
 };
 
 // The highest that any shard is at.
-absl::StatusOr<uint64_t> NewestVersion(const ServedModel& model, std::chrono::nanoseconds timeout) {
+absl::StatusOr<uint64_t> NewestVersion(const ServedModel& model, std::chrono::nanoseconds timeout,
+                                       const std::stop_token& stop) {
   uint64_t newest = 0;
   for (size_t shard = 0; shard < model.shards.size(); ++shard) {
     grpc::ClientContext context;
     SetDeadline(context, timeout);
     v1::ShardStatusReply reply;
     const auto stub = v1::Shard::NewStub(model.shards[shard].channel);
+    const std::stop_callback cancel(stop, [&context] { context.TryCancel(); });
     const absl::Status status = FromGrpc(stub->ShardStatus(&context, v1::ShardStatusRequest(), &reply));
     if (!status.ok()) return ShardProblem(model, shard, status);
     newest = std::max(newest, reply.version());
@@ -141,27 +140,33 @@ absl::StatusOr<uint64_t> NewestVersion(const ServedModel& model, std::chrono::na
 
 }  // namespace
 
+bool IsTransient(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsResourceExhausted(status) || absl::IsDeadlineExceeded(status);
+}
+
 absl::StatusOr<std::vector<uint64_t>> PullWeights(const ServedModel& model, const SlicePlan& plan,
-                                                  std::optional<uint64_t> version, std::chrono::nanoseconds timeout,
+                                                  std::optional<uint64_t> version, const PullTimes& times,
                                                   const MutableTensors& weights) {
   const bool any = model.one_version && !version.has_value();  // One that all have.
-  const TimePoint deadline = Now() + timeout;
+  const TimePoint deadline = Now() + times.timeout;
   for (uint64_t ahead = 0;;) {
     const auto left = std::max<std::chrono::milliseconds>(
         std::chrono::milliseconds(1), std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Now()));
     absl::StatusOr<uint64_t> newest = 0;
-    if (any) newest = NewestVersion(model, left);
+    if (any) newest = NewestVersion(model, left, times.stop);
     const std::optional<uint64_t> wanted = any ? std::optional<uint64_t>(newest.value_or(0) + ahead) : version;
     const absl::StatusOr<std::vector<uint64_t>> pulled =
-        newest.ok() ? Round(model, plan, weights).Pull(wanted, any ? std::min(kWaitForVersion, left) : left, timeout)
+        newest.ok() ? Round(model, plan, weights)
+                          .Pull(wanted, any ? std::min(kPullWait, left) : left, times.silence, times.stop)
                     : absl::StatusOr<std::vector<uint64_t>>(newest.status());
+    if (times.stop.stop_requested()) return absl::CancelledError("pulling weights: stopped");
     if (pulled.ok()) return pulled;
     // The version is past: further ahead next time. Or it did not come: the job is slower than was thought, or at rest.
     const bool past = any && absl::IsFailedPrecondition(pulled.status());
     if (!past && !IsTransient(pulled.status())) return pulled;
-    ahead = past && ahead == 0 ? 1 : past ? std::min(2 * ahead, kMostAhead) : 0;
-    if (Now() + kRetryPause >= deadline) return pulled;
-    PauseUntil(Now() + kRetryPause);
+    ahead = past && ahead == 0 ? 1 : past ? std::min(2 * ahead, kMostPulledAhead) : 0;
+    if (Now() + kPullPause >= deadline) return pulled;
+    PauseUntil(Now() + kPullPause, times.stop);
   }
 }
 
