@@ -24,6 +24,7 @@ def _check_version(version: str) -> None:
 
 _check_version(torch.__version__)
 
-from psgrad.torch.optimizer import DistributedOptimizer  # noqa: E402  (an old PyTorch is to be refused by name first)
+from psgrad.torch.node import NodeOptimizer  # noqa: E402  (an old PyTorch is to be refused by name first)
+from psgrad.torch.optimizer import DistributedOptimizer  # noqa: E402
 
-__all__ = ["DistributedOptimizer"]
+__all__ = ["DistributedOptimizer", "NodeOptimizer"]
