@@ -101,7 +101,7 @@ class Observer:
         weights = {
             tensor.name: given[tensor.name] if tensor.name in given else _empty(tensor.shape) for tensor in layout
         }
-        specs = [_core.TensorSpec(tensor.name, list(tensor.shape), 1.0, 1.0, tensor.kind) for tensor in layout]
+        specs = [_core.TensorSpec(each.name, list(each.shape), 1.0, 1.0, each.kind, 0) for each in layout]
         prepared = _core.tensors(specs, list(weights.values()), "weights")
         versions, generation = call(self._core.pull(prepared, version), self._core)
         return Observed(min(versions), tuple(versions), generation, weights)

@@ -49,6 +49,14 @@ def test_the_transformer_learns() -> None:
     assert float(found[1]) < 3.2, output
 
 
+def test_nodes_of_two_processes_learn() -> None:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    output = psrun("asp", *launch, str(EXAMPLES / "hybrid.py"), "--epochs=6")
+    found = re.search(r"asp, 2 nodes, 4 processes: test accuracy ([\d.]+) %", output)
+    assert found is not None, output
+    assert float(found[1]) > 80, output
+
+
 def recipes() -> dict[str, tuple[str, list[str]]]:
     """Each script of the page, by its name, and the commands that follow it."""
     page = (Path(__file__).parents[2] / "docs" / "pytorch.md").read_text(encoding="utf-8")
@@ -77,7 +85,7 @@ def run_recipe(name: str, folder: Path, *, eager: bool = False) -> list[str]:
     return outputs
 
 
-@pytest.mark.parametrize("name", ["train.py", "amp.py", "closure.py", "classifier.py"])
+@pytest.mark.parametrize("name", ["train.py", "amp.py", "closure.py", "classifier.py", "nodes.py"])
 def test_a_recipe_runs_as_printed_and_learns(name: str, tmp_path: Path) -> None:
     if name == "classifier.py" and importlib.util.find_spec("pytorch_lightning") is None:
         pytest.skip("pytorch_lightning is not installed")

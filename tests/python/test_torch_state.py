@@ -47,9 +47,7 @@ def made(make: Make, saved: Saved | None = None, model: Callable[[], Any] = mlp)
     optimizer = make(network.parameters())
     if saved is not None:
         network.load_state_dict(saved["model"])
-        optimizer.load_state_dict(
-            copy.deepcopy(saved["opt"])
-        )  # It keeps the counts, and goes on with them.
+        optimizer.load_state_dict(copy.deepcopy(saved["opt"]))  # It keeps the counts, and goes on with them.
     return network, optimizer
 
 

@@ -24,7 +24,8 @@ def _check_version(version: str) -> None:
 
 _check_version(torch.__version__)
 
-from psgrad.torch.observing import load_into  # noqa: E402  (an old PyTorch is to be refused by name first)
+from psgrad.torch.node import NodeOptimizer  # noqa: E402  (an old PyTorch is to be refused by name first)
+from psgrad.torch.observing import load_into  # noqa: E402
 from psgrad.torch.optimizer import DistributedOptimizer  # noqa: E402
 
-__all__ = ["DistributedOptimizer", "load_into"]
+__all__ = ["DistributedOptimizer", "NodeOptimizer", "load_into"]

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import psgrad
 from psgrad.torch.records import Records
@@ -28,10 +28,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("psgrad")
 
-_live: set[Member] = set()  # A worker whose script has dropped it, as at the end of main(), is still in its job.
+_live: set[Ending] = set()  # A worker whose script has dropped it, as at the end of main(), is still in its job.
 _lock = threading.Lock()
 _installed = False
 _FINISHED = "finish() was called: this worker has left the job"
+
+
+class Ending(Protocol):
+    """What ends with the process: all of it may be called twice, and in any order."""
+
+    def finish(self) -> None: ...
+
+    def leave(self, reason: str) -> None: ...
+
+    def forked(self) -> None: ...
 
 
 class Member(ABC):
@@ -46,7 +56,7 @@ class Member(ABC):
         self._client = client
         self._pid = os.getpid()
         self._ended = ""  # Why it cannot be used any more.
-        _watch(self)
+        watch(self)
 
     @abstractmethod
     def _go_back(self, at: int) -> None:
@@ -196,8 +206,7 @@ class Member(ABC):
     def _end(self, why: str) -> None:
         """Lets go of the model and the metrics file, as far as there are any: the job may not have started."""
         self._close(why)
-        with _lock:
-            _live.discard(self)
+        unwatch(self)
         if hasattr(self, "_steps"):
             self._steps.let_go()
         if hasattr(self, "_records"):
@@ -221,7 +230,7 @@ class Member(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if value is None or _ends_well(value):
+        if value is None or ends_well(value):
             try:
                 self.finish()
             except psgrad.RolledBack as error:  # No loop follows that could make the steps again.
@@ -235,7 +244,7 @@ class Member(ABC):
             raise RuntimeError(self._ended)
 
 
-def _watch(worker: Member) -> None:
+def watch(worker: Ending) -> None:
     """Ends the worker with the process: finish() at its exit, leave(reason) at an exception, forked() in a child."""
     global _installed
     with _lock:
@@ -254,7 +263,13 @@ def _watch(worker: Member) -> None:
     sys.excepthook = hook
 
 
-def live() -> list[Member]:
+def unwatch(worker: Ending) -> None:
+    """It has ended."""
+    with _lock:
+        _live.discard(worker)
+
+
+def live() -> list[Ending]:
     return list(_live)
 
 
@@ -266,12 +281,12 @@ def finish_all() -> None:
 
 def leave_all(error: BaseException) -> None:
     """The script ends by this error, which is every worker's reason to leave, unless it says that all is well."""
-    if not _ends_well(error):
+    if not ends_well(error):
         for one in list(_live):
             one.leave(reason_of(type(error), error))
 
 
-def _ends_well(error: BaseException) -> bool:
+def ends_well(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and (error.code is None or error.code == 0)
 
 

@@ -125,10 +125,10 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
 
     Args:
         optimizer: SGD (plain, with momentum, nesterov), Adam, AdamW, Adagrad or RMSprop of torch.optim. Servers started
-            with --optimizer=from_worker do what it says, also where groups differ and schedulers move them. In local_sgd,
-            diloco and easgd it may be any: it stays the worker's own, as does each with servers' --optimizer=local. State
-            that it has (load_state_dict) is what the servers' begins with, in a job that begins; all workers bring the
-            same.
+            with --optimizer=from_worker do what it says, also where groups differ and schedulers move them. In
+            local_sgd, diloco and easgd it may be any: it stays the worker's own, as does each with servers'
+            --optimizer=local. State that it has (load_state_dict) is what the servers' begins with, in a job that
+            begins; all workers bring the same.
         model: the module that holds the optimizer's parameters, in the host's memory or on CUDA cards: float32, or
             bfloat16 and float16, for which float32 masters are kept. Parameters in no group, or that require no
             gradient, stay as they are.

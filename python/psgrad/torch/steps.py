@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -491,11 +492,18 @@ class PushGradients(Steps):
                 or (self._watches and entry.device is None and self._sums[entry.index] != _sums(gradient))
             )
         ]
+        averaged = bool(self._watches) and self._exchange is not None and _averaged_by_ddp(self.weights)
         late = self.learning_rate.changed_since(self._told) if self._exchange is not None and self.client.lead else ""
         if not self._ran_quietly and not any(self._fires):
             self._unexpected(
                 "step() without a backward() since the last one takes what is in .grad",
                 "A worker without samples in a step calls opt.empty_step()",
+            )
+        elif averaged:
+            self._unexpected(
+                "DistributedDataParallel averages these gradients after they are accumulated, when they have been sent "
+                "already",
+                "psgrad.torch.NodeOptimizer trains a DistributedDataParallel as one worker",
             )
         elif changed:
             self._unexpected(
@@ -622,6 +630,20 @@ def _locked(lock: threading.Lock, hook: Callable[[torch.Tensor], None]) -> Calla
             hook(parameter)
 
     return locked
+
+
+def _averaged_by_ddp(weights: Sequence[Entry]) -> bool:
+    """Whether a DistributedDataParallel has one of these parameters, which do not know of it themselves.
+
+    It averages a gradient after the hook that sends it, and may do so without changing the version counter.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    mine = {id(entry.tensor) for entry in weights}
+    kind = torch.nn.parallel.DistributedDataParallel
+    # By type(): isinstance() would ask objects that stand for others what they are.
+    wrappers = [each for each in gc.get_objects() if issubclass(type(each), kind)]
+    return any(id(parameter) in mine for wrapper in wrappers for parameter in wrapper.parameters())
 
 
 @torch.no_grad()
