@@ -43,7 +43,8 @@ struct OptimizerSettings {
   std::optional<float> clip_value;
   std::optional<float> clip_tensor_norm;
   std::optional<float> clip_norm;
-  // Of the groups 1, 2 and so on (TensorSpec::group), at most 1024: what differs from `hyperparameters`.
+  // Of the groups 1, 2 and so on (TensorSpec::group), at most 1024: what differs from `hyperparameters`, of those that
+  // may change while a job runs.
   std::vector<std::map<std::string, float>> groups = {};
 };
 
@@ -122,9 +123,9 @@ struct PushInfo {
   // The job's learning rate from the version on that this push makes; what the lowest rank says counts. See ps.proto,
   // PushRequest.
   std::optional<float> learning_rate = {};
-  // What differs by group (OptimizerSettings::groups) from the version on that this push makes, in place of all that
-  // groups were told before; the first one is of group 0, and changes what holds for all. As for the learning rate,
-  // what the lowest rank says counts. Unset: as before.
+  // What differs by group from the version on that this push makes, in place of all that groups had of their own before
+  // (OptimizerSettings::groups); the first one is of group 0, and changes what holds for all, but for the learning
+  // rate. As for the learning rate, what the lowest rank says counts. Unset: as before. At most 32 KiB as it is sent.
   std::optional<std::vector<std::map<std::string, float>>> groups = {};
   // Where the job hands out runs: how many of the runs that this worker has taken, counted from its first one, are used
   // once this push is applied; each goes into one push. A job that goes back to a checkpoint hands out the others
