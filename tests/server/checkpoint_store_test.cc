@@ -41,7 +41,7 @@ class StoringServer {
     const Parameters::Update memory = parameters.BeginRestore();
     std::fill_n(memory.new_weights, layout->buffer_elements(), value);
     std::fill_n(memory.new_state[0], layout->buffer_elements(), -value);
-    Check(parameters.FinishRestore(number, std::make_shared<std::vector<uint64_t>>(layout->slices())).ok(),
+    Check(parameters.FinishRestore(number, std::make_shared<std::vector<int64_t>>(layout->slices())).ok(),
           "float32 need not be rounded");
     std::promise<v1::CheckpointWritten> written;
     store->Write({.number = number, .generation = 1, .snapshot = parameters.TakeSnapshot(), .state = {{"of", shard_}}},
