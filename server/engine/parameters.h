@@ -1,10 +1,10 @@
 // A shard's weights and its optimizer's state, as versions.
 //
-// One version is current. Weights may be pinned by readers, weights and state together by a snapshot; what is held is
+// One version is current. Weights may be pinned by readers, state too, both together by a snapshot; what is held is
 // never written. An update is written in place where nobody holds the current version, else into recycled buffers, and
 // becomes current by swapping pointers. So a snapshot costs nothing until something of it is overwritten.
 //
-//   Parameters ── weights ─▶ BufferRing ── current, next, spare ─▶ HeldBuffers ◀── holds ── VersionPin, Snapshot
+//   Parameters ── weights ─▶ BufferRing ── current, next, spare ─▶ HeldBuffers ◀── holds ── pins, Snapshot
 //        │└────── state ───▶ BufferRing …                             (a hold keeps its buffers alive, also after
 //        └──────────────────▶ Readers: who reads which version         the parameters are gone)
 //

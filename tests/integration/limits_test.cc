@@ -1,6 +1,7 @@
 // What callers who take and give no bytes can make a server hold: the calls are real, the time is in the test's hand.
 #include <cstdlib>
 #include <fstream>
+#include <set>
 
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
@@ -35,11 +36,13 @@ size_t ResidentBytes() {
 // One server of a running asp job of one worker, whose pushes the test makes. Nobody ticks it but the test.
 class LoneServer {
  public:
-  explicit LoneServer(const CallLimits& limits = {}, size_t max_parked = 64, const std::string& mode = "asp")
+  explicit LoneServer(const CallLimits& limits = {}, size_t max_parked = 64, const std::string& mode = "asp",
+                      const std::string& optimizer = "sgd")
       : metrics(*MetricsWriter::Open("", "shard")),
         shard(
             {.max_workers = 1,
              .mode = ModeNamed(mode),
+             .optimizer = optimizer,
              .hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0},
              .max_parked = max_parked,
              .stream = StreamWhen::kAlways},
@@ -254,6 +257,74 @@ TEST_CASE("Calls that took slices before their version was committed, and do not
     REQUIRE(server.IsAt(step + 1));
   }
   CHECK(server.Status().open_calls() == 8);
+}
+
+// Reads the optimizer's state, over a connection of its own that takes little ahead.
+class StateReader {
+ public:
+  explicit StateReader(const LoneServer& server) : stub_(v1::Shard::NewStub(server.SmallChannel())) {
+    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(2));
+    reader_ = stub_->PullState(&context_, v1::PullStateRequest());
+  }
+  ~StateReader() {
+    context_.TryCancel();
+    if (reader_ != nullptr) (void)End();
+  }
+  // One message. False: there is none.
+  bool Read() {
+    v1::PullStateReply reply;
+    if (!reader_->Read(&reply)) return false;
+    version = reply.version();
+    slices += static_cast<size_t>(reply.slices_size());
+    for (const v1::StateSlice& slice : reply.slices()) updates.insert(slice.updates());
+    return true;
+  }
+  // The rest.
+  absl::Status ReadAll() {
+    while (Read()) {
+    }
+    return End();
+  }
+
+  uint64_t version = 0;
+  size_t slices = 0;
+  std::set<uint64_t> updates;
+
+ private:
+  absl::Status End() { return FromGrpc(std::exchange(reader_, nullptr)->Finish()); }
+
+  std::unique_ptr<v1::Shard::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReader<v1::PullStateReply>> reader_;
+};
+
+TEST_CASE("Slow readers of the optimizer's state hold two versions of it, updates go on, and more are turned away") {
+  LoneServer server({}, 64, "asp", "momentum");
+  StateReader first(server);
+  REQUIRE(first.Read());
+  server.Push(0);
+  REQUIRE(server.IsAt(1));
+  StateReader second(server);
+  REQUIRE(second.Read());
+  for (uint64_t step = 1; step < 8; ++step) {
+    server.Push(step);
+    REQUIRE(server.IsAt(step + 1));
+  }
+  const absl::Status third = StateReader(server).ReadAll();
+  CHECK(absl::IsResourceExhausted(third));
+  CHECK(Message(third).find("is being read by 2 others") != std::string::npos);
+  CHECK(first.ReadAll().ok());
+  CHECK(first.version == 0);
+  CHECK(first.slices == kSlices);
+  CHECK(first.updates == std::set<uint64_t>{0});
+  StateReader newest(server);
+  CHECK(newest.ReadAll().ok());
+  CHECK(newest.version == 8);
+  CHECK(newest.updates == std::set<uint64_t>{8});
+  server.exchange.Tick(Now() + kLong);  // Who does not read is cut off.
+  CHECK_FALSE(second.ReadAll().ok());
+  CHECK(second.slices < kSlices);
+  for (int more = 0; more < 3; ++more) CHECK(StateReader(server).ReadAll().ok());
 }
 
 grpc::ByteBuffer FarHashes() {

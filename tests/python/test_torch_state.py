@@ -6,6 +6,7 @@ import copy
 import io
 import logging
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -130,6 +131,39 @@ def test_other_modes_have_the_state_of_the_newest_version(reals: Jobs, mode: str
         assert max(steps) <= 10
         assert mode != "backup" or len(steps) == 1  # One version of both servers.
         alone(make, range(5, 6), saved)
+
+
+def test_all_workers_may_fetch_it_in_each_step(reals: Jobs) -> None:
+    """Servers let few read at once; the others ask again."""
+    workers = 5
+    job = reals(workers, shards=2)
+
+    def work() -> list[int]:
+        model, inner = made(CLASSES["adamw"])
+        counts = []
+        with job.wrap(inner, model) as optimizer:
+            for step in range(3):
+                loss_of(model, step, optimizer.rank).backward()
+                optimizer.step()
+                state = optimizer.state_dict(full=True)["state"]
+                assert {float(each["step"]) for each in state.values()} == {step + 1.0}
+                counts.append(len(state))
+        return counts
+
+    assert job.run(work) == [[4, 4, 4]] * workers
+
+
+def test_while_a_job_goes_on_the_newest_state_is_that_of_one_version(reals: Jobs) -> None:
+    job = reals(1, shards=2)
+    model, inner = made(CLASSES["momentum"])
+    with job.wrap(inner, model) as optimizer, ThreadPoolExecutor(1) as other:
+        pulls = other.submit(lambda: [optimizer.client.pull_state() for _ in range(5)])
+        while not pulls.done():
+            optimizer.zero_grad()
+            loss_of(model, 0, 0).backward()
+            optimizer.step()
+        for state in pulls.result():
+            assert len({entry[0] for entry in state}) == 1
 
 
 class Partly(torch.nn.Module):
