@@ -14,6 +14,7 @@
 #include "common/status.h"
 #include "common/sync.h"
 #include "ps/v1/ps.grpc.pb.h"
+#include "worker/link/pull_weights.h"
 
 namespace ps {
 
@@ -92,9 +93,9 @@ struct Asked {
 };
 
 // One call to each of some shards, all under way at the same time.
-class Round {
+class StateRound {
  public:
-  Round(const StateJob& job, StateAssembly& assembly, TimePoint& heard)
+  StateRound(const StateJob& job, StateAssembly& assembly, TimePoint& heard)
       : job_(job), assembly_(assembly), heard_(heard) {}
 
   std::vector<Asked> Ask(const std::vector<uint32_t>& shards, const v1::PullStateRequest& request,
@@ -121,7 +122,7 @@ class Round {
 
  private:
   struct Read final : grpc::ClientReadReactor<v1::PullStateReply> {
-    Read(Round& its_round, uint32_t its_shard, const v1::PullStateRequest& its_request)
+    Read(StateRound& its_round, uint32_t its_shard, const v1::PullStateRequest& its_request)
         : round(its_round), shard(its_shard), request(its_request) {}
 
     void Begin() {
@@ -147,7 +148,7 @@ class Round {
       round.End();  // Nothing of this is there any more after it.
     }
 
-    Round& round;
+    StateRound& round;
     const uint32_t shard;
     const v1::PullStateRequest request;
     grpc::ClientContext context;
@@ -196,10 +197,6 @@ class Round {
   std::vector<std::unique_ptr<Read>> reads_;  // Last: their calls have ended before.
 };
 
-bool IsTransient(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsResourceExhausted(status) || absl::IsDeadlineExceeded(status);
-}
-
 std::vector<uint32_t> AllShards(const StateJob& job) {
   std::vector<uint32_t> shards(job.channels.size());
   for (uint32_t shard = 0; shard < shards.size(); ++shard) shards[shard] = shard;
@@ -224,7 +221,7 @@ absl::StatusOr<OptimizerState> PullState(const StateJob& job, std::optional<uint
     *request.mutable_id() = job.id;
     request.set_wait_ms(static_cast<uint32_t>(kWaitForState.count()));
     if (exactly) request.set_version(wanted);
-    const std::vector<Asked> asked = Round(job, *assembly, heard).Ask(missing, request, patience, stop);
+    const std::vector<Asked> asked = StateRound(job, *assembly, heard).Ask(missing, request, patience, stop);
     std::vector<uint32_t> again;
     bool past = false;
     for (size_t i = 0; i < asked.size(); ++i) {

@@ -16,13 +16,12 @@ import torch
 import psgrad
 from psgrad.torch.groups import Hyperparameters, LearningRate, Telling
 from psgrad.torch.tensors import Entry, Memory, shortened
+from psgrad.torch.watch import Watch
 
 log = logging.getLogger("psgrad")
 
 # The push under way is given so long to end, once the client has been stopped.
 _GIVE_UP_S = 5.0
-# In so many steps what was sent is looked at again for changes that do not count as such (.data, NumPy).
-_WATCHED_STEPS = 2
 # A worker that catches up: however fast the others are, one of so many pulls falls between two of their steps.
 _PULLS_MAX = 100
 
@@ -256,9 +255,8 @@ class PushGradients(Steps):
         # These are the step's, by index of the layout:
         self._fires = [0] * count  # Backward passes that gave it a gradient, but those within no_sync().
         self._sent: list[torch.Tensor | None] = [None] * count  # The gradient that was sent: kept until it has arrived,
-        self._versions = [0] * count  # and its version counter then;
-        self._sums: list[str] = [""] * count  # in the first steps, and on the host, what its values are like, too.
-        self._watches = _WATCHED_STEPS if self._sends else 0
+        self._versions = [0] * count  # and its version counter then.
+        self._watch = Watch([entry.index for entry in self.weights if entry.device is None])
         self._unsent = len(self.weights)
         # So many of the weights' gradients wait for step().
         self._held = 0 if any(entry.kind != "weight" for entry in self.pushed) else 1
@@ -347,7 +345,7 @@ class PushGradients(Steps):
     def _hook(self, entry: Entry) -> torch.utils.hooks.RemovableHandle:
         index, fits, accumulate, on_card = entry.index, entry.in_place, self._accumulate, entry.device is not None
         fires, sent, versions = self._fires, self._sent, self._versions
-        strided, float32 = torch.strided, torch.float32
+        strided, float32, watch = torch.strided, torch.float32, self._watch
 
         # Runs once for each parameter and backward pass, so it is short: tests/python/bench/hook_cost.py.
         def hook(parameter: torch.Tensor) -> None:
@@ -376,8 +374,8 @@ class PushGradients(Steps):
                 address = self._copied(index, gradient)
             sent[index] = gradient
             versions[index] = gradient._version  # type: ignore[union-attr]
-            if self._watches:
-                self._sums[index] = _sums(gradient)
+            if watch.every or index == watch.one:
+                watch.saw(index, gradient)  # type: ignore[arg-type]
             self._unsent -= 1
             self._ready_at(index, address)  # type: ignore[misc]
 
@@ -485,14 +483,12 @@ class PushGradients(Steps):
             entry.name
             for entry in self.weights
             if (gradient := sent[entry.index]) is not None
-            and (
-                entry.tensor.grad is not gradient
-                or gradient._version != versions[entry.index]
-                # The host would have to wait for a card's.
-                or (self._watches and entry.device is None and self._sums[entry.index] != _sums(gradient))
-            )
+            and (entry.tensor.grad is not gradient or gradient._version != versions[entry.index])
         ]
-        averaged = bool(self._watches) and self._exchange is not None and _averaged_by_ddp(self.weights)
+        if not changed:
+            entries = self.memory.entries
+            changed = [entries[index].name for index in self._watch.changed(lambda i: cast("torch.Tensor", sent[i]))]
+        averaged = self._watch.every and self._exchange is not None and _averaged_by_ddp(self.weights)
         late = self.learning_rate.changed_since(self._told) if self._exchange is not None and self.client.lead else ""
         if not self._ran_quietly and not any(self._fires):
             self._unexpected(
@@ -570,6 +566,7 @@ class PushGradients(Steps):
                 else:
                     ready_at(index, source)
             staging.drain()
+            memory.expect_weights()
             if followed:
                 memory.follow(exchange)
             result = exchange.wait()
@@ -589,7 +586,8 @@ class PushGradients(Steps):
 
     def _forget(self) -> None:
         """The step has ended, in one way or the other."""
-        self._watches -= self._watches > 0 and self._exchange is not None
+        if self._exchange is not None:
+            self._watch.next_step()
         self._exchange = None
         self._ready_at = None
         self.memory.staging.end()
@@ -644,12 +642,3 @@ def _averaged_by_ddp(weights: Sequence[Entry]) -> bool:
     # By type(): isinstance() would ask objects that stand for others what they are.
     wrappers = [each for each in gc.get_objects() if issubclass(type(each), kind)]
     return any(id(parameter) in mine for wrapper in wrappers for parameter in wrapper.parameters())
-
-
-@torch.no_grad()
-def _sums(gradient: torch.Tensor | None) -> str:
-    """The sums of the values and of their squares, in a form in which NaN is equal to itself."""
-    assert gradient is not None
-    values = gradient.coalesce().values() if gradient.is_sparse else gradient
-    total, norm = values.sum(dtype=torch.float64), torch.linalg.vector_norm(values, dtype=torch.float64)
-    return f"{float(total)!r} {float(norm)!r}"

@@ -25,6 +25,7 @@ from torch.utils.dlpack import from_dlpack
 import psgrad
 from psgrad.torch.groups import Groups, OwnGroups
 from psgrad.torch.staging import Pair, Staging, check_device, device_of
+from psgrad.torch.watch import Watch
 
 log = logging.getLogger("psgrad")
 
@@ -270,6 +271,7 @@ class Memory:
         self._weights = [entry for entry in entries if entry.kind == "weight"]
         self._frozen = [entry for entry in entries if entry.place is None and not entry.tensor.requires_grad]
         self._versions: list[int] = []  # The weights' version counters, as they came last.
+        self._watch = Watch([entry.index for entry in self._weights if entry.device is None])
 
     @property
     def weight_buffers(self) -> list[Any]:
@@ -278,7 +280,12 @@ class Memory:
         weight_buffers_later are the same, for an exchange that writes them only after a settle() of the staging.
         """
         self.staging.settle()
+        self.expect_weights()
         return self.weight_buffers_later
+
+    def expect_weights(self) -> None:
+        """Weights may come at any time from now on, until publish()."""
+        self._watch.forget()
 
     def pin_gradients(self) -> None:
         """For copies from cards. The gradients must then be pushed one by one: memory that a push is given whole may be
@@ -322,7 +329,7 @@ class Memory:
             if entry.in_place:
                 entry.tensor.data = self.weights[entry.index]
         self.staging.put((entry.tensor, self.weights[entry.index]) for entry in self.entries if not entry.in_place)
-        self._versions = [entry.tensor._version for entry in self._weights]
+        self._note_weights()
         self._addresses = [
             (entry, entry.tensor.data_ptr()) for entry in self.entries if entry.in_place and entry.shared
         ]
@@ -361,6 +368,8 @@ class Memory:
             for entry, version in zip(self._weights, self._versions, strict=True)
             if entry.tensor._version != version
         ]
+        if not written:
+            written = [self.entries[index].name for index in self._watch.changed(lambda i: self.entries[i].tensor)]
         if written:
             raise RuntimeError(
                 f"step {step}: {shortened(written)} was written to since the last step(), and would be lost with this "
@@ -378,7 +387,14 @@ class Memory:
         self.staging.put(itertools.chain(copied, self._replaced_buffers()))
         # A backward pass through them would be computed on the wrong weights, silently; so it raises.
         _bump(self._written)
+        self._note_weights()
+
+    def _note_weights(self) -> None:
+        """They are to stay as they are until others come."""
         self._versions = [entry.tensor._version for entry in self._weights]
+        self._watch.next_step()
+        for index in self._watch.look_at():
+            self._watch.saw(index, self.entries[index].tensor)
 
     @torch.no_grad()
     def follow(self, exchange: psgrad.Exchange) -> None:
