@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from psgrad.torch.watch import Watch
 from torch_support import Jobs, largest_difference, loss_of, mlp, seeded, weights_of
 
 pytest_plugins = ["torch_fixtures"]
@@ -172,6 +173,62 @@ def test_what_does_not_count_as_a_change_is_noticed_in_the_first_steps(
         with pytest.raises(RuntimeError, match=r"was changed after backward\(\)"):
             optimizer.step()
         optimizer.empty_step()
+
+
+def test_what_does_not_count_as_a_change_is_noticed_later_too(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
+    """One tensor a step is looked at, in turn."""
+    model = mlp()
+    with jobs().wrap(momentum(model), model) as optimizer:
+        for step in range(FIRST + len(list(model.parameters()))):
+            plain(model, optimizer, step, 0)
+            if step >= FIRST:
+                assert model[0].bias.grad is not None
+                model[0].bias.grad.data.mul_(0.5)
+            else:
+                assert "was changed" not in caplog.text
+            optimizer.step()
+    assert caplog.text.count(".grad of 0.bias was changed after backward()") == 1
+
+
+@pytest.mark.parametrize("first", [0, FIRST + 3])
+@pytest.mark.parametrize("how", ["data", "numpy"])
+def test_weights_that_are_written_to_unseen(jobs: Jobs, how: str, first: int) -> None:
+    model = mlp()
+    bias = model[0].bias
+    with jobs().wrap(momentum(model), model) as optimizer:
+        for step in range(first):
+            plain(model, optimizer, step, 0)
+            optimizer.step()
+
+        def write_and_step() -> None:
+            for step in range(first, first + 1 + len(list(model.parameters()))):
+                if how == "data":
+                    bias.data.mul_(0.5)
+                else:
+                    bias.detach().numpy()[:] = 0
+                plain(model, optimizer, step, 0)
+                optimizer.step()
+
+        with pytest.raises(RuntimeError, match=r"step \d+: 0\.bias was written to since the last step"):
+            write_and_step()
+        optimizer.empty_step()
+        plain(model, optimizer, 0, 0)
+        optimizer.step()
+
+
+def test_large_tensors_are_watched_in_parts() -> None:
+    elements = 3 << 20
+    tensors = {4: torch.zeros(elements), 7: torch.zeros(2)}
+    watch = Watch([4, 7])
+    found: list[int] = []
+    for _ in range(2 + 2 * 3):
+        watch.next_step()
+        for index in watch.look_at():
+            watch.saw(index, tensors[index])
+        if not watch.every:
+            tensors[4].data[elements - 1] += 1
+        found += watch.changed(tensors.__getitem__)
+    assert found == [4]
 
 
 def test_a_gradient_that_is_not_finite_is_no_change(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:

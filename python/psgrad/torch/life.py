@@ -168,6 +168,12 @@ class Member(ABC):
             self._say_left(reason_of(type(error), error))
             self._end(_FINISHED)
             raise
+        if self._progress.skipped:
+            log.warning(
+                "rank %d: %d steps of this worker in all were skipped, as gradients were not finite",
+                self.rank,
+                self._progress.skipped,
+            )
         self._end(_FINISHED)
 
     def _try_to_finish(self, step: int) -> bool:
