@@ -5,7 +5,7 @@ foreach(part client link common local wire proto)
   set_target_properties(ps_${part} PROPERTIES EXPORT_NAME ${part})
 endforeach()
 install(TARGETS ps_client ps_link ps_common ps_local ps_wire ps_proto EXPORT psTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(FILES common/include/ps/data_summary.h common/include/ps/schedule.h common/include/ps/tensor.h common/include/ps/wire_type.h worker/client/include/ps/client.h
+install(FILES common/include/ps/data_summary.h common/include/ps/schedule.h common/include/ps/tensor.h common/include/ps/wire_type.h worker/client/include/ps/client.h worker/client/include/ps/observer.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ps)
 install(FILES proto/ps/v1/ps.proto proto/ps/v1/local.proto DESTINATION ${CMAKE_INSTALL_DATADIR}/ps/proto/ps/v1)
 install(EXPORT psTargets NAMESPACE ps:: DESTINATION ${PS_PACKAGE_FOLDER})

@@ -4,6 +4,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/status.h"
 #include "ps/observer.h"
 #include "python/src/calls.h"
 #include "python/src/tensors.h"
@@ -48,7 +50,14 @@ class CoreObserver {
     looking_->observer.emplace(
         ObserverOptions{.server = server, .timeout = absl::Seconds(timeout), .stop = looking_->stop.get_token()});
   }
-  ~CoreObserver() { looking_->stop.request_stop(); }
+  // In a process that was forked from its own there are no threads of gRPC that could end anything.
+  ~CoreObserver() {
+    if (getpid() != owner_) {
+      (void)new std::shared_ptr<Looking>(std::move(looking_));
+      return;
+    }
+    looking_->stop.request_stop();
+  }
   CoreObserver(const CoreObserver&) = delete;
   CoreObserver& operator=(const CoreObserver&) = delete;
 
@@ -57,6 +66,7 @@ class CoreObserver {
 
   // [(name, shape, factor of the learning rate, and of the weight decay, kind)]
   Call GetLayout() {
+    CheckProcess();
     auto layout = std::make_shared<Layout>();
     return Call(
         [looking = looking_, layout] {
@@ -77,6 +87,7 @@ class CoreObserver {
 
   // (version of each shard, generation)
   Call Pull(std::shared_ptr<Tensors> weights, std::optional<uint64_t> version) {
+    CheckProcess();
     auto pulled = std::make_shared<ObservedVersion>();
     return Call(
         [looking = looking_, pulled, version, into = weights->spans] {
@@ -90,6 +101,7 @@ class CoreObserver {
 
   // (job, generation, phase, failure, whom it waits for, workers)
   Call Status() {
+    CheckProcess();
     auto status = std::make_shared<ObservedJob>();
     return Call(
         [looking = looking_, status] {
@@ -105,7 +117,14 @@ class CoreObserver {
   }
 
  private:
-  const std::shared_ptr<Looking> looking_ = std::make_shared<Looking>();
+  void CheckProcess() const {
+    if (getpid() == owner_) return;
+    Raise(Internal("this observer belongs to process ", owner_, ", and this is process ", getpid(),
+                   ", which was forked from it; it needs an observer of its own"));
+  }
+
+  const pid_t owner_ = getpid();
+  std::shared_ptr<Looking> looking_ = std::make_shared<Looking>();
 };
 
 }  // namespace

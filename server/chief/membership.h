@@ -23,7 +23,7 @@ struct Member {
   std::string replaced;          // The live member whose rank it took, as "NAME on HOST"; empty if there was none.
   uint64_t join_request_id = 0;  // Its join's; 0 if it has none.
   uint64_t first_view = 0;       // The first that has it.
-  bool begun = false;            // Its join is answered. The next two are known from then on.
+  bool begun = false;            // Its join is answered. The next three are known from then on.
   uint64_t start_step = 0;
   bool starts_with_others = false;  // The meaning is that of JoinReply.starts_with_others.
   bool begins_empty = false;        // The meaning is that of JoinReply.begins_empty.

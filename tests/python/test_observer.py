@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -263,6 +264,26 @@ def test_ctrl_c_ends_a_wait_at_once(servers: ServerProcesses, tmp_path: Path) ->
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "interrupted\n"
         assert process.wait(10) == 0
+
+
+def test_in_a_forked_process_it_says_whose_it_is(servers: ServerProcesses) -> None:
+    """And the process can end."""
+    client, _, _ = started(servers.start(1))
+    observer = psgrad.Observer(servers.addresses[0])
+    observer.pull()
+    child = os.fork()
+    if child == 0:
+        try:
+            observer.pull()
+        except psgrad.Error as error:
+            del observer
+            os._exit(0 if f"belongs to process {os.getppid()}" in str(error) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    observer.pull()
+    client.done()
+    client.leave()
 
 
 def test_what_is_no_address_or_time_is_refused() -> None:

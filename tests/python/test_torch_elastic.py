@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from psgrad._supervisor import find_program
-from test_run import Script, needs_programs, psrun, ran
+from test_run import Script, needs_programs, psrun
 
 torch = pytest.importorskip("torch")
 
@@ -129,8 +129,10 @@ EPOCH_ENDS = """
 def test_each_epochs_end_is_reduced_where_it_comes_at_another_step_for_each_worker(script: Script) -> None:
     """Seven runs an epoch: one of two workers trains the last, for which it needs the other's contribution."""
     flags = ["--workers=2", "--min_workers=1", "--max_workers=2", "--mode=bsp", "--progress_timeout=30s"]
-    status, output = ran(*flags, script(EPOCH_ENDS))
-    assert status == 0, output
+    with psrun(*flags, script(EPOCH_ENDS)) as job:
+        job.await_output("the job is running")
+        assert job.await_end() == 0, job.text
+        output = job.text
     ends = collections.Counter(line[line.index("epoch") :] for line in output.splitlines() if "epoch" in line)
     assert ends["epoch 0 of 2.0"] == 2, output
     assert sum(ends.values()) >= 5, output  # A worker may get none of the last epoch's.
