@@ -495,6 +495,8 @@ class Client(Reductions):
             self.next_step = result.next_step
         except _core.RolledBack:
             result = self._go_back(core, prepared)
+        if self.server_timeout == 0:  # No other generation follows.
+            self._initial_state = None
         self._started = True
         return result
 
