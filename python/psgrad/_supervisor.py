@@ -16,15 +16,15 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from psgrad._blame import is_of_another
 from psgrad._lines import READ_BYTES, LastError, Lines, Sink
+from psgrad._models import check_addresses, flags_of, job_of, written
 
 # One that failed because of another may end first; an interpreter with torch takes a while to end.
-_BLAME_S = 10.0
-# A worker that ends by one of these does so because of another, or of a server.
-_ERRORS_OF_OTHERS = tuple(f"psgrad.{name}" for name in ("JobFailed", "ShutDown", "Unavailable", "Cancelled"))
+_BLAME_S = 30.0
 # Processes that a child has left behind hold its pipes open.
 _DRAIN_S = 1.0
 # A worker that failed is started again after 1 s, 2 s, 4 s, … and at most so long; after a longer life than this it
@@ -167,7 +167,7 @@ class Child(Process):
 
     @property
     def blames_another(self) -> bool:
-        return self.error.startswith(_ERRORS_OF_OTHERS)
+        return is_of_another(self.error)
 
     def look(self) -> None:
         if self.ending is None:
@@ -200,6 +200,7 @@ class Server(Child):
     """A ps_server."""
 
     address: str | None = None  # Once it listens.
+    model: str | None = None  # Whose it is, where a script has several models, each in a job of its own.
 
     @property
     def blames_another(self) -> bool:
@@ -346,19 +347,26 @@ class Supervisor:
         if isinstance(worker, Child):
             self._read_what_is_there(worker)
 
-    def start_servers(self, count: int, workers: int, flags: Mapping[str, str], timeout_s: float) -> str:
-        """Returns the chief's address, once all servers listen. Failed; FileNotFoundError if there is no ps_server."""
+    def start_servers(
+        self, count: int, workers: int, flags: Mapping[str, str], timeout_s: float, model: str | None = None
+    ) -> str:
+        """Returns the chief's address, once all servers listen. Failed; FileNotFoundError if there is no ps_server.
+
+        model: whose servers they are, where there are several.
+        """
         program = find_program("ps_server")
-        chief = self._start_server(program, 0, server_flags(0, count, workers, flags, chief=None))
+        chief = self._start_server(program, 0, server_flags(0, count, workers, flags, chief=None), model)
         self._until_listening(timeout_s)
         for shard in range(1, count):
-            self._start_server(program, shard, server_flags(shard, count, workers, flags, chief=chief.address))
+            own = server_flags(shard, count, workers, flags, chief=chief.address)
+            self._start_server(program, shard, own, model)
         self._until_listening(timeout_s)
         assert chief.address is not None
         return chief.address
 
-    def _start_server(self, program: str, shard: int, flags: list[str]) -> Server:
-        server = Server(f"server {shard}", [program, *flags])
+    def _start_server(self, program: str, shard: int, flags: list[str], model: str | None) -> Server:
+        server = Server(f"server {shard}" if model is None else f"server {model}/{shard}", [program, *flags])
+        server.model = model
         self.servers.append(server)
         self._read_output(server)
         return server
@@ -372,7 +380,7 @@ class Supervisor:
 
     def until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Waits for the condition; False if it is not met in time. Stopped, or Failed, if a process fails meanwhile."""
-        met = self._wait(lambda: condition() or self.stopped_by is not None or self._failed() is not None, timeout_s)
+        met = self._wait(lambda: condition() or self._is_interrupted(), timeout_s)
         if self.stopped_by is not None:
             raise Stopped(self.stopped_by)
         if self._failed() is not None:
@@ -391,10 +399,10 @@ class Supervisor:
         while not self.until(self._workers_have_ended, pause_s):
             assert pause_s is not None
             pause_s = min(2 * pause_s, _LONGEST_ASK_PAUSE_S)
-            job, early = self.ask_job(), self._ended_well()
-            if job is not None and job.has_begun:
+            jobs, early = self.ask_jobs(), self._ended_well()
+            if jobs and all(job.has_begun for job in jobs):
                 pause_s = None
-            elif job is not None and job.workers > 0 and early is not None:
+            elif any(not job.has_begun and job.workers > 0 for job in jobs) and early is not None:
                 text = f"{early.name} {early.ending} before it joined the job, and others wait for it"
                 if not others_may_come:
                     raise Failed(early, text)
@@ -408,15 +416,19 @@ class Supervisor:
         return next((worker for worker in self.workers if worker.ending is not None and worker.ending.ok), None)
 
     def end_unused_servers(self, timeout_s: float) -> bool:
-        """The workers have ended well. If nobody has joined the job, ends its servers; False if somebody has."""
+        """The workers have ended well. Ends the servers of each job that nobody has joined; whether those were all."""
         if self.await_servers_end(min(_SOON_S, timeout_s)):
             return False
-        job = self.ask_job()
-        if job is None or job.has_begun or job.workers > 0:
-            return False
-        self._ps_ctl("shutdown")
-        self.await_servers_end(timeout_s)  # Else end() ends them.
-        return True
+        used = False
+        for servers in self._servers_of_jobs():
+            job = self._ask_job(servers)
+            if job is None or job.has_begun or job.workers > 0:
+                used = True
+                continue
+            self._ps_ctl(servers, "shutdown")
+            # Those that do not end, end() ends.
+            self.until(lambda servers=servers: not any(one.running for one in servers), timeout_s)  # type: ignore[misc]
+        return not used
 
     def await_servers_end(self, timeout_s: float) -> bool:
         """False if one still runs then. Stopped; Failed."""
@@ -425,24 +437,63 @@ class Supervisor:
     def _servers_have_ended(self) -> bool:
         return not any(server.running for server in self.servers)
 
-    def ask_job(self) -> Job | None:
+    def _servers_of_jobs(self) -> list[list[Server]]:
+        """Those of each job that this has started, the chief first."""
+        jobs: dict[str | None, list[Server]] = {}
+        for server in self.servers:
+            jobs.setdefault(server.model, []).append(server)
+        return list(jobs.values())
+
+    def ask_jobs(self) -> list[Job]:
+        """Those whose chief answers."""
+        asked = [self._ask_job(servers) for servers in self._servers_of_jobs()]
+        return [job for job in asked if job is not None]
+
+    def _ask_job(self, servers: Sequence[Server]) -> Job | None:
         """None if the chief does not answer."""
-        status = self._ps_ctl("status")
+        status = self._ps_ctl(servers, "status")
         stage = re.search("^job .*: ([a-z ]+),", status, re.MULTILINE)
         workers = re.search("^workers: ([0-9]+)", status, re.MULTILINE)
         if stage is None or workers is None:
             return None
         return Job(has_begun=stage[1] != "gathering", workers=int(workers[1]))
 
-    def _ps_ctl(self, command: str) -> str:
-        """What it prints; nothing if it fails."""
-        if not all(server.running for server in self.servers):
+    def _ps_ctl(self, servers: Sequence[Server], command: str) -> str:
+        """What it prints; nothing if it fails, or something else happens before it has ended."""
+        if not all(server.running for server in servers):
             return ""
-        with contextlib.suppress(FileNotFoundError, subprocess.TimeoutExpired):
-            ask = [find_program("ps_ctl"), f"--server={self.servers[0].address}", f"--timeout={_ASK_S:g}s", command]
-            done = subprocess.run(ask, capture_output=True, text=True, check=False, timeout=_ASK_ALL_S)
-            return done.stdout if done.returncode == 0 else ""
-        return ""
+        try:
+            program = find_program("ps_ctl")
+        except FileNotFoundError:
+            return ""
+        child = Child("ps_ctl", [program, f"--server={servers[0].address}", f"--timeout={_ASK_S:g}s", command])
+        printed = bytearray()
+        open_pipes = {child.stdout, child.stderr}
+
+        def read(pipe: int) -> None:
+            data = os.read(pipe, READ_BYTES)
+            if pipe == child.stdout:
+                printed.extend(data)
+            if not data:
+                open_pipes.discard(pipe)
+                del self.sources[pipe]
+
+        for pipe in list(open_pipes):
+            self.sources[pipe] = functools.partial(read, pipe)
+        try:
+            # Its pipes are at their end when it has ended, or is about to.
+            self._wait(lambda: not open_pipes or self._is_interrupted(), _ASK_ALL_S)
+            self.sources[child.fd] = child.look
+            self._wait(lambda: not child.running or self._is_interrupted(), _SOON_S)
+        finally:
+            for fd in (*open_pipes, child.fd):
+                self.sources.pop(fd, None)
+            child.look()
+            child.release()  # It is killed if it still runs.
+        return printed.decode(errors="replace") if child.ending is not None and child.ending.ok else ""
+
+    def _is_interrupted(self) -> bool:
+        return self.stopped_by is not None or self._failed() is not None
 
     def await_servers(self, timeout_s: float) -> None:
         """The workers have ended well, so the servers will, too. Stopped; Failed, also if one still runs in the end."""
@@ -616,8 +667,43 @@ def _numbered(path: str, number: int) -> str:
     return f"{stem}.{number}{extension}"
 
 
+@dataclass(frozen=True)
+class Jobs:
+    """Where workers find their job, or those of their models, by name."""
+
+    server: str | None = None
+    job: str | None = None
+    servers: Mapping[str, str] = field(default_factory=dict)
+    jobs: Mapping[str, str] = field(default_factory=dict)
+
+
+def start_jobs(
+    supervisor: Supervisor,
+    models: Sequence[str],
+    servers: int,
+    workers: int,
+    flags: Mapping[str, str],
+    server: str | None,
+    timeout_s: float,
+) -> Jobs:
+    """Starts the servers of a job, or of one for each of the models; with `server` it only says where they are.
+
+    What Supervisor.start_servers raises; ValueError if `server` has not an address for each model.
+    """
+    job = flags.get("job", "default")
+    if not models:
+        return Jobs(server or supervisor.start_servers(servers, workers, flags, timeout_s), job)
+    addresses = check_addresses(models, server) if server else {}
+    if not server and flags.get("checkpoint_dir"):  # A server makes one folder, and that is the model's.
+        os.makedirs(flags["checkpoint_dir"], exist_ok=True)
+    for model in () if server else models:
+        own = flags_of(model, {"job": job, **flags})
+        addresses[model] = supervisor.start_servers(servers, workers, own, timeout_s, model)
+    return Jobs(servers=addresses, jobs={model: job_of(job, model) for model in models})
+
+
 def worker_environment(
-    rank: int, local_rank: int, world: int, local_world: int, server: str, job: str, torch_env: bool = False
+    rank: int, local_rank: int, world: int, local_world: int, jobs: Jobs, torch_env: bool = False
 ) -> dict[str, str | None]:
     """What a worker finds in its environment, beside what is there already; None is for what it must not find.
 
@@ -626,8 +712,10 @@ def worker_environment(
     """
     place = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local_world}
     environment: dict[str, str | None] = {
-        "PS_SERVER": server,
-        "PS_JOB": job,
+        "PS_SERVER": jobs.server,
+        "PS_JOB": jobs.job,
+        "PS_SERVERS": written(jobs.servers) or None,
+        "PS_JOBS": written(jobs.jobs) or None,
         "PS_RANK": str(rank),
         "PS_NUM_WORKERS": str(world),
         "PS_LOCAL_RANK": str(local_rank),

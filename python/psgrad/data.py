@@ -283,7 +283,8 @@ class Batches:
     loader: keyword arguments of a torch DataLoader that is to load the batches, as in {"num_workers": 4,
         "pin_memory": True}; None: they are loaded as they are asked for.
     empty_step: called instead of a batch where this worker has no samples in an epoch's last one, and others need a
-        contribution of it; None: the optimizer's.
+        contribution of it; None: the optimizer's. Where the script has several models, it has to be a function that
+        makes empty steps of all of them.
 
     If an operator asks the worker to leave (ps_ctl drain), the loop ends between two steps, or rounds, with Drained.
 
@@ -316,7 +317,9 @@ class Batches:
         self._job = _Job(opt_or_client)
         self._collate = collate
         self._loader_options = loader
-        self._empty_step = empty_step or self._job.get("empty_step", None)
+        # An empty step of one of several models would leave this worker a step behind in those of the others.
+        of_optimizer = None if self._job.get("is_one_of_several", False) else self._job.get("empty_step", None)
+        self._empty_step = empty_step or of_optimizer
         self._hands_out_runs = bool(self._job.get("hands_out_runs", False))
         share_of = functools.partial(Sampler, len(dataset), seed=seed, shuffle=shuffle)
         num_workers, rank = int(self._job.get("num_workers", 1)), int(self._job.get("rank", 0))
@@ -400,7 +403,8 @@ class Batches:
         needs_empty = self._hands_out_runs or self._sampler.samples_of(self.steps_per_epoch - 1) == 0
         if needs_empty and self._job.empty_contributions and self._empty_step is None:
             raise ValueError(
-                "empty_step: this worker needs one, to push an empty contribution in steps that it has no samples for"
+                "empty_step: this worker needs one, to push an empty contribution in steps that it has no samples for; "
+                "with several models, one that makes an empty step of each, as often as the loop makes one"
             )
 
     def _batches_ahead(self) -> int:

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from psgrad._lines import Output
-from psgrad._supervisor import OWN_FLAGS, Failed, Stopped, Supervisor, worker_environment
+from psgrad._models import check_addresses, check_flags, names_addresses, names_in, read
+from psgrad._supervisor import OWN_FLAGS, Failed, Stopped, Supervisor, start_jobs, worker_environment
 
 _USAGE = """\
 usage: psrun [flags] SCRIPT.py [argument …]
@@ -26,6 +27,11 @@ a second Ctrl-C kills them at once.
   --servers=N             ps_server processes that hold the model (1)
   --server=ADDRESS        start no servers; the workers are those of the job whose chief has this address
   --job=NAME              name of the job (default)
+  --models=NAME,NAME      the script has several models (psgrad.torch.DistributedOptimizer(…, name=NAME)): each has
+                          --servers servers, and a job (JOB/NAME), of its own. A flag of ps_server is for all of them,
+                          and --NAME.mode=asp for one's alone; --checkpoint_dir=DIR becomes DIR/NAME, and
+                          --metrics_file=a.jsonl a.NAME.jsonl. With servers that are there already:
+                          --server=NAME=ADDRESS,NAME=ADDRESS
   --grace=10s             how long processes that are to end may take before the next, harder signal
   --server_timeout=30s    how long servers may take to start, and to end after the workers
   --max_restarts=N        a worker that fails while the job goes on is started again, at most N times in a row (0; 3
@@ -40,8 +46,8 @@ a second Ctrl-C kills them at once.
                           optimizer is the script's unless --optimizer says otherwise. With several servers, each has a
                           metrics file of its own: --metrics_file=a.jsonl makes a.0.jsonl, a.1.jsonl, …
 
-Workers find PS_SERVER, PS_JOB, PS_RANK, PS_NUM_WORKERS, PS_LOCAL_RANK, PS_LOCAL_NUM_WORKERS and, unless it is set,
-OMP_NUM_THREADS in their environment.
+Workers find PS_SERVER and PS_JOB (with --models PS_SERVERS and PS_JOBS), PS_RANK, PS_NUM_WORKERS, PS_LOCAL_RANK,
+PS_LOCAL_NUM_WORKERS and, unless it is set, OMP_NUM_THREADS in their environment.
 
 On several machines, start ps_server by hand and on each machine psrun --server=ADDRESS --workers=N. The ranks follow
 from torchrun's RANK and WORLD_SIZE, which may be set by hand, or else from Slurm's SLURM_PROCID and SLURM_NTASKS: each
@@ -76,6 +82,7 @@ class Options:
     servers: int
     server: str | None
     job: str
+    models: tuple[str, ...]  # None are named where the script has one.
     grace_s: float
     server_timeout_s: float
     max_restarts: int
@@ -84,7 +91,7 @@ class Options:
     server_flags: dict[str, str]  # By name.
 
 
-_OWN = ("workers", "servers", "server", "job", "grace", "server_timeout", "max_restarts")
+_OWN = ("workers", "servers", "server", "job", "models", "grace", "server_timeout", "max_restarts")
 _ELASTIC = ("min_workers", "max_workers")  # Flags of servers with which workers come and go.
 
 
@@ -123,6 +130,7 @@ def parse(arguments: Sequence[str]) -> Options:
         servers=_count("servers", own),
         server=own.get("server"),
         job=own.get("job", "default"),
+        models=_models(own),
         grace_s=_seconds("grace", own, 10),
         server_timeout_s=_seconds("server_timeout", own, 30),
         max_restarts=_count("max_restarts", own, 3 if elastic else 0, least=0),
@@ -133,7 +141,24 @@ def parse(arguments: Sequence[str]) -> Options:
     if options.server is not None and (for_servers or "servers" in own):
         wrong = next(iter(for_servers), "servers")
         raise UsageError(f"--{wrong} is for servers that psrun starts; with --server it starts none")
+    try:
+        check_flags(options.models, for_servers)
+        if options.models and options.server:
+            check_addresses(options.models, options.server)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     return options
+
+
+def _models(flags: Mapping[str, str]) -> tuple[str, ...]:
+    """With --server=g=HOST:PORT,d=HOST:PORT they need not be named again."""
+    try:
+        if "models" in flags:
+            return names_in(flags["models"])
+        server = flags.get("server", "")
+        return tuple(read(server)) if names_addresses(server) else ()
+    except ValueError as error:
+        raise UsageError(f"--{'models' if 'models' in flags else 'server'}: {error}") from None
 
 
 def _command(rest: list[str], flags: Mapping[str, str]) -> list[str]:
@@ -256,10 +281,13 @@ class Run:
 
     def _start(self) -> None:
         options, place = self._options, self._place
-        address = options.server or self._supervisor.start_servers(
+        jobs = start_jobs(
+            self._supervisor,
+            options.models,
             options.servers,
             options.workers,
             {**options.server_flags, "job": options.job},
+            options.server,
             options.server_timeout_s,
         )
         for number in range(options.workers):
@@ -269,8 +297,7 @@ class Run:
                 local_rank=place.local_rank * options.workers + number,
                 world=place.world * options.workers,
                 local_world=place.local_world * options.workers,
-                server=address,
-                job=options.job,
+                jobs=jobs,
                 torch_env=options.torch_env,
             )
             # Else an interpreter would hold lines back, as nobody seems to read them.
@@ -289,8 +316,7 @@ class Run:
                 return
             said = False
             while self._options.elastic and not supervisor.await_servers_end(limit_s):
-                job = supervisor.ask_job()
-                if job is None or job.workers == 0:
+                if all(job.workers == 0 for job in supervisor.ask_jobs()):
                     break
                 if not said:
                     self._say("these workers have ended, and others train: servers run until the job ends, or Ctrl-C")

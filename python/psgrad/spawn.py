@@ -15,8 +15,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
+from psgrad._blame import is_of_another
 from psgrad._lines import Sink
-from psgrad._supervisor import OWN_FLAGS, Ending, Failed, Process, Supervisor, ending_of, tie_to, worker_environment
+from psgrad._models import check_addresses, check_flags, names_in
+from psgrad._supervisor import (
+    OWN_FLAGS,
+    Ending,
+    Failed,
+    Process,
+    Supervisor,
+    ending_of,
+    start_jobs,
+    tie_to,
+    worker_environment,
+)
 
 _LINES_KEPT = 20  # The last that servers wrote, for an error.
 
@@ -40,6 +52,7 @@ def spawn(
     servers: int = 1,
     mode: str = "bsp",
     server: str | None = None,
+    models: Sequence[str] = (),
     context: Literal["spawn", "fork"] = "spawn",
     grace: float = 10.0,
     server_timeout: float = 30.0,
@@ -53,6 +66,8 @@ def spawn(
     fn: a function of a module, or of a script whose own work is under `if __name__ == "__main__":`. It, its arguments
         and its results are pickled, tensors with all that they hold: nothing is shared.
     server: the address of a job's chief; then no servers are started, and the workers are that job's.
+    models: names of the models that fn trains, if there are several: each has servers, and a job, of its own, as with
+        psrun --models. `server`, if there is one, is then "NAME=HOST:PORT,NAME=HOST:PORT".
     context: "spawn" starts the workers as fresh processes. "fork" makes them copies of this one, for a function that is
         defined in a notebook; nothing may have been trained in this process before, as threads are not copied.
     grace: seconds for processes that are to end before the next, harder signal.
@@ -67,13 +82,13 @@ def spawn(
     if not isinstance(mode, str):
         raise TypeError(f"mode is {mode!r}; expected the name of one")
     flags = {"mode": mode, **_texts(server_flags)}
-    _check(fn, args, workers, servers, context, server, flags)
+    models = names_in(",".join(models)) if models else ()
+    _check(fn, args, workers, servers, context, server, models, flags)
     sink = _Stderr()
     supervisor = Supervisor(sink)
     try:
-        address = server or supervisor.start_servers(servers, workers, flags, server_timeout)
-        job = flags.get("job", "default")
-        places = [worker_environment(rank, rank, workers, workers, address, job, torch_env) for rank in range(workers)]
+        jobs = start_jobs(supervisor, models, servers, workers, flags, server, server_timeout)
+        places = [worker_environment(rank, rank, workers, workers, jobs, torch_env) for rank in range(workers)]
         started = _start_workers(supervisor, context, places, fn, args)
         supervisor.await_workers(others_may_come="min_workers" in flags or "max_workers" in flags)
         if not supervisor.end_unused_servers(server_timeout):
@@ -127,6 +142,7 @@ def _check(
     servers: int,
     context: str,
     server: str | None,
+    models: Sequence[str],
     flags: Mapping[str, str],
 ) -> None:
     for name, value in (("workers", workers), ("servers", servers)):
@@ -139,6 +155,9 @@ def _check(
             raise TypeError(f"spawn itself sets --{name} of ps_server")
         if server is not None and name not in ("mode", "job"):
             raise TypeError(f"{name} is for servers that spawn starts; with server={server!r} it starts none")
+    check_flags(models, flags)
+    if models and server:
+        check_addresses(models, server)
     if context == "spawn":
         _check_can_start_afresh(fn, args)
     elif context == "fork":
@@ -319,7 +338,7 @@ def _run(parent: int, threads: str | None, task: Any, pipe: Connection) -> None:
     except Exception as error:
         frames = error.__traceback__.tb_next if error.__traceback__ else None  # Without this one.
         text = "".join(traceback.format_exception(type(error), error, frames))
-        pipe.send(("error", text, _is_of_another(error)))
+        pipe.send(("error", text, is_of_another(error)))
         _leave_jobs(error)
         sys.exit(1)
     try:
@@ -337,13 +356,6 @@ def _leave_jobs(error: BaseException) -> None:
     """Else the worker would count as finished at the interpreter's exit, and wait for the others there."""
     if life := sys.modules.get("psgrad.torch.life"):
         life.leave_all(error)
-
-
-def _is_of_another(error: BaseException) -> bool:
-    """The job failed, which is somebody else's doing."""
-    psgrad = sys.modules["psgrad"]
-    job_failed = getattr(psgrad, "JobFailed", None)
-    return job_failed is not None and isinstance(error, job_failed)
 
 
 @contextlib.contextmanager

@@ -85,7 +85,7 @@ def run_recipe(name: str, folder: Path, *, eager: bool = False) -> list[str]:
     return outputs
 
 
-@pytest.mark.parametrize("name", ["train.py", "amp.py", "closure.py", "classifier.py", "nodes.py"])
+@pytest.mark.parametrize("name", ["train.py", "amp.py", "closure.py", "classifier.py", "gan.py", "nodes.py"])
 def test_a_recipe_runs_as_printed_and_learns(name: str, tmp_path: Path) -> None:
     if name == "classifier.py" and importlib.util.find_spec("pytorch_lightning") is None:
         pytest.skip("pytorch_lightning is not installed")

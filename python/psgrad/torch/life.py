@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("psgrad")
 
-_live: set[Ending] = set()  # A worker whose script has dropped it, as at the end of main(), is still in its job.
+# In the order in which they were made. A worker whose script has dropped it, as at the end of main(), is still in its
+# job.
+_live: dict[Ending, None] = {}
 _lock = threading.Lock()
 _installed = False
 _FINISHED = "finish() was called: this worker has left the job"
@@ -52,9 +54,13 @@ class Member(ABC):
     _steps: Steps
     _records: Records
 
-    def __init__(self, client: psgrad.Client) -> None:
+    def __init__(self, client: psgrad.Client, name: str | None = None) -> None:
         self._client = client
+        self._name = name
         self._pid = os.getpid()
+        self._thread = threading.get_ident()
+        self._is_entered = False  # It is in its `with`,
+        self._is_at_its_end = False  # or that has been left, and another model's has not.
         self._ended = ""  # Why it cannot be used any more.
         watch(self)
 
@@ -78,6 +84,16 @@ class Member(ABC):
     def num_workers(self) -> int:
         """How many workers the job has when it starts; what a sampler divides the data by."""
         return self._client.num_workers
+
+    @property
+    def name(self) -> str | None:
+        """Which of the script's models this is, where it has several."""
+        return self._name
+
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether the script has several models, each in a job of its own."""
+        return self._name is not None
 
     @property
     def mode(self) -> str:
@@ -231,19 +247,24 @@ class Member(ABC):
         )
 
     def __enter__(self) -> Self:
+        self._is_entered = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if value is None or ends_well(value):
-            try:
-                self.finish()
-            except psgrad.RolledBack as error:  # No loop follows that could make the steps again.
-                self.leave(reason_of(type(error), error))
-                raise
-        else:
-            self.leave(reason_of(type(value), value))
+        self._is_entered = False
+        self._is_at_its_end = True
+        others = self._others()
+        if value is not None and not ends_well(value):
+            for one in [self, *(each for each in others if each._is_at_its_end)]:
+                one.leave(reason_of(type(value), value))
+        elif not any(each._is_entered for each in others):  # Else those of all models finish with the outermost.
+            _finish_together([self, *(each for each in others if each._is_at_its_end)])
+
+    def _others(self) -> list[Member]:
+        """This worker in the jobs of the script's other models."""
+        return [] if self._name is None else [one for one in _workers_of(self._thread) if one is not self]
 
     def _check_usable(self) -> None:
         if self._ended:
@@ -254,7 +275,7 @@ def watch(worker: Ending) -> None:
     """Ends the worker with the process: finish() at its exit, leave(reason) at an exception, forked() in a child."""
     global _installed
     with _lock:
-        _live.add(worker)
+        _live[worker] = None
         if _installed:
             return
         _installed = True
@@ -272,17 +293,64 @@ def watch(worker: Ending) -> None:
 def unwatch(worker: Ending) -> None:
     """It has ended."""
     with _lock:
-        _live.discard(worker)
+        _live.pop(worker, None)
 
 
 def live() -> list[Ending]:
     return list(_live)
 
 
+def _workers_of(thread: int) -> list[Member]:
+    """The worker that this thread is, in the job of each model that has a name."""
+    with _lock:
+        members = [one for one in _live if isinstance(one, Member)]
+    return [one for one in members if one._name is not None and one._thread == thread]
+
+
+def workers_of_this_thread() -> list[Member]:
+    return _workers_of(threading.get_ident())
+
+
 def finish_all() -> None:
     """The script has ended well."""
-    for one in list(_live):
-        one.finish()
+    while _live:
+        first = next(iter(_live))
+        _finish_together([first, *(first._others() if isinstance(first, Member) else [])])
+        with _lock:
+            _live.pop(first, None)  # After a fork it is the parent's.
+
+
+def _finish_together(members: Sequence[Ending]) -> None:
+    """Finishes a worker in the jobs of all its models at once, and ends all if one cannot.
+
+    One after the other, two workers with different numbers of batches would wait for each other: one for the end of a
+    job, and the other one for a step of the other job.
+    """
+    errors: list[BaseException] = []
+
+    def leave(error: BaseException) -> None:
+        errors.append(error)
+        for one in members:
+            one.leave(reason_of(type(error), error))
+
+    def finish(member: Ending) -> None:
+        try:
+            member.finish()
+        except BaseException as error:  # Also RolledBack: no loop follows that could make the steps again.
+            leave(error)
+
+    threads = [threading.Thread(target=finish, args=(member,), daemon=True) for member in members[1:]]
+    for thread in threads:
+        thread.start()
+    finish(members[0])
+    for thread in threads:
+        try:
+            thread.join()
+        except BaseException as error:  # Ctrl-C.
+            leave(error)
+            thread.join()
+    if errors:
+        raise errors[0]
 
 
 def leave_all(error: BaseException) -> None:
@@ -304,14 +372,13 @@ def reason_of(kind: type[BaseException], value: BaseException | None) -> str:
 
 def _at_exit() -> None:
     """The interpreter would end with status 0 whatever is raised here: a worker that cannot finish ends it itself."""
-    for worker in list(_live):
-        try:
-            worker.finish()
-        except BaseException:
-            traceback.print_exc()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
+    try:
+        finish_all()
+    except BaseException:
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _in_child() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 import psgrad
+from psgrad._models import place_of
 from psgrad.reductions import Reductions
 from psgrad.torch import life
 from psgrad.torch.groups import Groups, LearningRate, OwnGroups
@@ -132,8 +133,10 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
         model: the module that holds the optimizer's parameters, in the host's memory or on CUDA cards: float32, or
             bfloat16 and float16, for which float32 masters are kept. Parameters in no group, or that require no
             gradient, stay as they are.
-        server: HOST:PORT or unix:PATH of the first server; $PS_SERVER if None. ($PS_RANK, or else $RANK, is the rank to
-            claim, if set, and $PS_JOB the job.)
+        name: which of the script's models this is, if it has several, each with an optimizer like this one: psrun
+            --models=NAME,NAME starts servers for each. Workers are to make them, and their steps, in the same order.
+        server: HOST:PORT or unix:PATH of the first server; $PS_SERVER if None, or with a name that in $PS_SERVERS.
+            ($PS_RANK, or else $RANK, is the rank to claim, if set, and $PS_JOB the job; with a name that in $PS_JOBS.)
         overlap: "backward" sends each gradient while backward goes on, and raises, there or in step(), if it is another
             one by then; "none" sends all in step(), whatever is in `.grad`. "auto" begins as "backward", and at the
             first step that it does not fit goes on as "none", from that step on.
@@ -164,6 +167,7 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module,
         *,
+        name: str | None = None,
         server: str | None = None,
         overlap: Literal["auto", "backward", "none"] = "auto",
         accumulate: int = 1,
@@ -188,9 +192,8 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
         if clip_norm is not None and not 0 < clip_norm < float("inf"):
             raise ValueError(f"clip_norm={clip_norm!r}: a number above 0 is expected")
         _check_whole("samples_per_epoch", samples_per_epoch, 0)
-        server = server if server is not None else os.environ.get("PS_SERVER")
-        if not server:
-            raise ValueError("server: none was given, and $PS_SERVER is not set; psrun sets it, or server='HOST:PORT'")
+        server, job = place_of(name, server, os.environ)
+        _refuse_same_name(name)
         groups: Groups | OwnGroups
         settings: psgrad.OptimizerSettings | None = None
         unknown: ValueError | None = None  # What servers lack for this optimizer, unless they leave it to the worker.
@@ -224,7 +227,8 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
                 samples_per_epoch=samples_per_epoch,
                 counts_steps=samples is None,
                 does_fragments=True,
-                **_place_in_job(),
+                job=job or "default",
+                **_rank_to_claim(),
             )
         except ValueError as refused:
             if unknown is None or "the worker's optimizer" not in str(refused):
@@ -233,15 +237,32 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
                 f"{unknown}. In local_sgd, diloco and easgd workers step with any optimizer: psrun "
                 f"{_STEPS_OF_ONE_BATCH} has the mean of their steps after each batch"
             ) from None
-        life.Member.__init__(self, client)
+        life.Member.__init__(self, client, name)
         self._steps_here = client.local_steps is not None
         try:
             if client.local_steps is not None and client.local_steps.optimizer == "local":
                 groups, settings = OwnGroups(), None
+            self._check_goes_with_other_models()
             self._start(groups, settings, None if self._steps_here else given, metrics_file)
         except BaseException as error:
             self.leave(life.reason_of(type(error), error))
             raise
+
+    def _check_goes_with_other_models(self) -> None:
+        if self._name is None:
+            return
+        if self._client.hands_out_runs:
+            raise ValueError(
+                f"name={self._name!r}: the chief of its job hands out the samples (--budget=job, --min_workers, "
+                "--max_workers), which does not go with several models: each batch is for all of them"
+            )
+        for other in self._others():
+            if other.rank != self.rank:
+                raise RuntimeError(
+                    f"this worker is rank {self.rank} in the job of model {self._name}, and rank {other.rank} in that "
+                    f"of {other.name}: it has to be the same in all. psrun says which (PS_RANK); in another launcher "
+                    "each worker needs a PS_RANK or RANK of its own, and servers whose number of workers is fixed"
+                )
 
     def _start(
         self,
@@ -617,6 +638,12 @@ def _refuse_many_gradients_a_step(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
+def _refuse_same_name(name: str | None) -> None:
+    for other in life.workers_of_this_thread():
+        if name is not None and other.name == name:
+            raise ValueError(f"name={name!r}: another DistributedOptimizer has it already")
+
+
 def _refuse_second(entries: Iterable[Entry]) -> None:
     """The hooks of two would both send."""
     mine = {id(entry.tensor) for entry in entries}
@@ -625,7 +652,7 @@ def _refuse_second(entries: Iterable[Entry]) -> None:
             raise RuntimeError("the model is being trained by another DistributedOptimizer: call its finish() first")
 
 
-def _place_in_job() -> dict[str, Any]:
+def _rank_to_claim() -> dict[str, Any]:
     """What psrun, or else torchrun, says of this worker."""
     options: dict[str, Any] = {}
     name = "PS_RANK" if os.environ.get("PS_RANK") else "RANK"
@@ -634,9 +661,6 @@ def _place_in_job() -> dict[str, Any]:
         if not rank.isdecimal():
             raise ValueError(f"${name} is {rank!r}: a number from 0 is expected")
         options["rank"] = int(rank)
-    job = os.environ.get("PS_JOB")
-    if job:
-        options["job"] = job
     return options
 
 
