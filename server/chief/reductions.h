@@ -67,7 +67,7 @@ class Reductions {
   struct Owner {
     uint32_t rank = 0;
     uint64_t incarnation = 0;
-    auto operator<=>(const Owner&) const = default;
+    auto operator<=>(const Owner&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14 means the 0 inside.
   };
   struct Kind {
     v1::ReduceRequest::Operation operation = v1::ReduceRequest::SUM;
