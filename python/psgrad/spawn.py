@@ -82,6 +82,8 @@ def spawn(
     if not isinstance(mode, str):
         raise TypeError(f"mode is {mode!r}; expected the name of one")
     flags = {"mode": mode, **_texts(server_flags)}
+    if isinstance(models, str):
+        raise TypeError(f"models={models!r}: a sequence of names is expected, as in models=('g', 'd')")
     models = names_in(",".join(models)) if models else ()
     _check(fn, args, workers, servers, context, server, models, flags)
     sink = _Stderr()

@@ -319,3 +319,20 @@ def test_an_old_torch_is_refused_by_name() -> None:
         psgrad.torch._check_version("1.13.1+cpu")
     for version in ("2.1.0", "2.15.0+cu132", "2.2.0a0+git1234", "3.0.0"):
         psgrad.torch._check_version(version)
+
+
+def test_more_groups_than_servers_number_may_differ_in_what_factors_say(fakes: Jobs) -> None:
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(1)) for _ in range(1030)])
+    groups = [{"params": [each], "lr": 0.1 * (1 + index % 2)} for index, each in enumerate(model)]
+    optimizer = fakes().wrap(torch.optim.SGD(groups, lr=0.1), model)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.cat(list(model)).sum().backward()
+        optimizer.step()
+
+    step()
+    assert [round(float(each), 6) for each in model[:2]] == [0.9, 0.8]
+    optimizer.param_groups[1029]["lr"] = 0.05
+    with pytest.raises(ValueError, match=r"there are 1030 param_groups: of more than 1024 only lr and weight_decay"):
+        step()

@@ -302,6 +302,32 @@ def test_modes_with_local_steps_have_their_state_here(reals: Jobs) -> None:
             optimizer.client.pull_state()
 
 
+def test_a_group_without_momentum_comes_first(reals: Jobs) -> None:
+    def groups(model: torch.nn.Module) -> torch.optim.Optimizer:
+        parameters = list(model.parameters())
+        rest = {"params": parameters[1:], "momentum": 0.9}
+        return torch.optim.SGD([{"params": parameters[:1], "momentum": 0.0}, rest], lr=0.05)
+
+    def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+        for step in steps:
+            optimizer.zero_grad()
+            loss_of(model, step, 0).backward()
+            optimizer.step()
+
+    expected, model, after = mlp(), mlp(), mlp()
+    reference, optimizer = groups(expected), groups(model)
+    train(expected, reference, range(9))
+    train(model, optimizer, range(3))
+    with reals(1).wrap(optimizer, model) as wrapped:
+        train(model, wrapped, range(3, 6))
+        saved = wrapped.state_dict(full=True)
+        after.load_state_dict(model.state_dict())
+    last = groups(after)
+    last.load_state_dict(saved)
+    train(after, last, range(6, 9))
+    assert largest_difference(weights_of(after), weights_of(expected)) < 1e-6
+
+
 def test_state_of_another_optimizer_is_refused_before_the_join(fakes: Jobs) -> None:
     model, inner = made(CLASSES["adam"])
     inner.state[model[0].weight] = {"momentum_buffer": torch.zeros(5, 6)}

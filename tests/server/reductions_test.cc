@@ -21,6 +21,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // These ranks' first owners.
 std::vector<Participant> OwnersOf(const std::vector<uint32_t>& ranks) {
   std::vector<Participant> participants;
+  participants.reserve(ranks.size());
   for (const uint32_t rank : ranks) {
     participants.push_back({.rank = rank, .incarnation = 1, .who = absl::StrCat("rank ", rank)});
   }

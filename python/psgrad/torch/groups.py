@@ -13,6 +13,8 @@ import torch
 
 import psgrad
 
+# Servers know so many by their numbers; of more they know the factors of their tensors only.
+_GROUPS_MAX = 1024
 # Schedulers multiply and divide in double; what differs by less than this is rounding.
 _TOLERANCE = 1e-6
 
@@ -87,6 +89,7 @@ class Groups:
         self.base_learning_rate = self._rates[self._reference]
         self.base_weight_decay = next((decay for decay in self._decays if decay > 0), 0.0)
         self._name = self._servers_name()
+        self._numbered = 1 < len(self._groups) <= _GROUPS_MAX
         self._keys = ("lr", "weight_decay", *_MOVING[kind], *_FIXED[kind])
         self._at_join = self._seen = self._look()
         self._base = self._own(0)
@@ -100,7 +103,7 @@ class Groups:
 
     def number(self, group: int) -> int:
         """The servers' number of a group. A single one is no group to them: it has what holds for all."""
-        return group + 1 if len(self._groups) > 1 else 0
+        return group + 1 if self._numbered else 0
 
     def settings(self, clip_norm: float | None) -> psgrad.OptimizerSettings:
         """The servers' optimizer that steps as this one does. ValueError, by name, for an option that they lack."""
@@ -115,7 +118,7 @@ class Groups:
         values = {"learning_rate": self.base_learning_rate, "weight_decay": self.base_weight_decay, **self._base}
         if self._kind is torch.optim.Adagrad:
             values["initial_accumulator_value"] = float(self._groups[0]["initial_accumulator_value"])
-        own = [self._differing(index) for index in range(len(self._groups))] if len(self._groups) > 1 else []
+        own = [self._differing(index) for index in range(len(self._groups))] if self._numbered else []
         return psgrad.OptimizerSettings(
             optimizer=self._name, hyperparameters=values, clip_norm=clip_norm, groups=own if any(own) else ()
         )
@@ -157,7 +160,12 @@ class Groups:
             if decay != self._decays[index]:
                 values["weight_decay"] = self._over(decay, decay_factor, index, "weight_decay")
             own.append(values)
-        return Hyperparameters(current, {}, tuple(own))
+        if not self._numbered and any(own):
+            raise ValueError(
+                f"there are {len(self._groups)} param_groups: of more than {_GROUPS_MAX} only lr and weight_decay may "
+                "differ, and all learning rates must move alike"
+            )
+        return Hyperparameters(current, {}, tuple(own) if self._numbered else ())
 
     @staticmethod
     def _over(value: float, factor: float, index: int, key: str) -> float:

@@ -6,14 +6,16 @@ The interpreter's exit, an exception that nobody caught and a fork end a worker 
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
+import queue
 import sys
 import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -62,6 +64,7 @@ class Member(ABC):
         self._is_entered = False  # It is in its `with`,
         self._is_at_its_end = False  # or that has been left, and another model's has not.
         self._ended = ""  # Why it cannot be used any more.
+        self._beside = _Beside() if name is not None else None
         watch(self)
 
     @abstractmethod
@@ -320,6 +323,21 @@ def finish_all() -> None:
             _live.pop(first, None)  # After a fork it is the parent's.
 
 
+class _Beside:
+    """A thread that does one thing when it is asked to. Python 3.12 begins no thread any more while it exits."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=lambda: self._work.get()(), daemon=True)
+        self._thread.start()
+
+    def start(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
+
+    def join(self) -> None:
+        self._thread.join()
+
+
 def _finish_together(members: Sequence[Ending]) -> None:
     """Finishes a worker in the jobs of all its models at once, and ends all if one cannot.
 
@@ -339,16 +357,17 @@ def _finish_together(members: Sequence[Ending]) -> None:
         except BaseException as error:  # Also RolledBack: no loop follows that could make the steps again.
             leave(error)
 
-    threads = [threading.Thread(target=finish, args=(member,), daemon=True) for member in members[1:]]
-    for thread in threads:
-        thread.start()
+    others = [(member, member._beside) for member in members[1:] if isinstance(member, Member)]
+    besides = [(member, beside) for member, beside in others if beside is not None]
+    for member, beside in besides:
+        beside.start(functools.partial(finish, member))
     finish(members[0])
-    for thread in threads:
+    for _, beside in besides:
         try:
-            thread.join()
+            beside.join()
         except BaseException as error:  # Ctrl-C.
             leave(error)
-            thread.join()
+            beside.join()
     if errors:
         raise errors[0]
 

@@ -23,7 +23,7 @@ from torch._compile import _disable_dynamo
 import psgrad
 from psgrad.torch import life
 from psgrad.torch.optimizer import DistributedOptimizer, WrappingOptimizer
-from psgrad.torch.tensors import _bump, _persistent_buffers
+from psgrad.torch.tensors import _bump, _is_counter, _persistent_buffers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -279,6 +279,11 @@ class NodeOptimizer(WrappingOptimizer):
         if self._inner is not None and hasattr(self._inner, "_progress"):
             self._state = {name: getattr(self._inner, name) for name in _STATE}
 
+    def _servers_state(self) -> dict[int, dict[str, Any]]:
+        if self._inner is None:
+            raise RuntimeError("state_dict(full=True): process 0 of a node fetches the servers' state: call it there")
+        return self._inner._servers_state()
+
     # ---- Ending
 
     def finish(self) -> None:
@@ -365,7 +370,8 @@ class _Weights:
         self._all: list[torch.Tensor] | None = list(module.parameters())  # For the first time, None afterwards.
         self._parameters = [parameter for parameter in module.parameters() if id(parameter) in stepped]
         self._buffers = [
-            (place, buffer.is_floating_point() and with_buffers) for _, buffer, place in _persistent_buffers(module)
+            (place, (buffer.is_floating_point() or _is_counter(buffer)) and with_buffers)
+            for _, buffer, place in _persistent_buffers(module)
         ]
 
     def send(self) -> None:
@@ -495,9 +501,12 @@ class _Link:
                 pass
 
     def close(self) -> None:
+        """This process has ended well, or has told how it has not."""
+        _write(self._socket, {"done": True})
         self._socket.close()
 
-    close_here = close
+    def close_here(self) -> None:
+        self._socket.close()
 
 
 class _Hub:
@@ -580,7 +589,9 @@ class _Hub:
                     return
                 process = by_number[number]
                 message = _read(self._connections[process])
-                if message is None:
+                if message is not None and "done" in message:
+                    poll.unregister(number)
+                elif message is None:
                     poll.unregister(number)
                     self._failed(f"process {process} of this node ended")
                 elif "failed" in message:

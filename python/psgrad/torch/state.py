@@ -76,7 +76,7 @@ def _float32(entry: Entry, name: str, value: Any) -> torch.Tensor:
 
 def _names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     names = _TENSORS[type(optimizer)]
-    plain = isinstance(optimizer, torch.optim.SGD) and not optimizer.param_groups[0]["momentum"]
+    plain = isinstance(optimizer, torch.optim.SGD) and not any(group["momentum"] for group in optimizer.param_groups)
     return () if plain else names
 
 
