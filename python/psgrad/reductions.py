@@ -18,7 +18,8 @@ class Reductions(ABC):
     a step by itself; in modes in which ranks go on by themselves, from its first call on.
 
     ``x`` is a number, which gives a float; a sequence of numbers, which gives a list of floats; or a tensor or array
-    (torch's, on any device, or NumPy's), which gives another one like it. At most 4096 numbers. NaN and infinity are
+    (torch's, on any device, or NumPy's), which gives another one like it, of float64 if it is not of floats (whole
+    numbers are exact up to 2^53). At most 4096 numbers. NaN and infinity are
     numbers like others: the mean with a NaN is NaN, and so are the smallest and the largest. ``name`` is what messages
     call it: "all_mean 'accuracy': waiting for rank 1 …".
 
@@ -38,7 +39,7 @@ class Reductions(ABC):
         return self._reduce_like(x, "sum", _named("all_sum", name))
 
     def all_mean(self, x: Any, name: str = "") -> Any:
-        """The mean over all workers, each of which counts the same. Whole numbers become floats.
+        """The mean over all workers, each of which counts the same.
 
         A mean over samples, of which workers have different numbers, is that of sums: ``hits, count =
         opt.all_sum([hits, count])``.
@@ -62,7 +63,7 @@ class Reductions(ABC):
         return self.reduce("min", _named("all", name), [float(bool(flag))])[0][0] != 0
 
     def _reduce_like(self, x: Any, operation: str, name: str, mean: bool = False) -> Any:
-        values, like = _unpacked(x, mean)
+        values, like = _unpacked(x)
         reduced, workers = self.reduce(operation, name, values)
         return like([value / workers for value in reduced] if mean else reduced)
 
@@ -71,14 +72,14 @@ def _named(call: str, name: str) -> str:
     return f"{call} {name!r}" if name else call
 
 
-def _unpacked(x: Any, mean: bool) -> tuple[list[float], Callable[[list[float]], Any]]:
+def _unpacked(x: Any) -> tuple[list[float], Callable[[list[float]], Any]]:
     """Its numbers, and what makes the like of it of others."""
     if isinstance(x, numbers.Real):
         return [float(x)], lambda values: values[0]
     if hasattr(x, "detach"):
-        return _unpacked_tensor(x, mean)
+        return _unpacked_tensor(x)
     if hasattr(x, "dtype") and hasattr(x, "shape"):
-        return _unpacked_array(x, mean)
+        return _unpacked_array(x)
     if isinstance(x, Sequence) and not isinstance(x, (str, bytes)):
         return [_number(each) for each in x], list
     raise TypeError(f"{type(x).__name__}: a number, a sequence of numbers or a tensor is expected")
@@ -91,10 +92,12 @@ def _number(x: Any) -> float:
     return float(x.detach() if hasattr(x, "detach") else x)
 
 
-def _unpacked_tensor(x: Any, mean: bool) -> tuple[list[float], Callable[[list[float]], Any]]:
+def _unpacked_tensor(x: Any) -> tuple[list[float], Callable[[list[float]], Any]]:
     import torch
 
-    kept = x.dtype if x.is_floating_point() or not mean else torch.get_default_dtype()
+    if x.is_complex():
+        raise TypeError(f"{x.dtype}: complex numbers are not reduced")
+    kept = x.dtype if x.is_floating_point() else torch.float64  # A sum may be beyond what the type holds.
 
     def like(values: list[float]) -> Any:
         return torch.tensor(values, dtype=torch.float64).reshape(x.shape).to(device=x.device, dtype=kept)
@@ -102,10 +105,12 @@ def _unpacked_tensor(x: Any, mean: bool) -> tuple[list[float], Callable[[list[fl
     return x.detach().to(device="cpu", dtype=torch.float64).flatten().tolist(), like
 
 
-def _unpacked_array(x: Any, mean: bool) -> tuple[list[float], Callable[[list[float]], Any]]:
+def _unpacked_array(x: Any) -> tuple[list[float], Callable[[list[float]], Any]]:
     import numpy as np
 
-    kept = x.dtype if np.issubdtype(x.dtype, np.floating) or not mean else np.float64
+    if np.issubdtype(x.dtype, np.complexfloating):
+        raise TypeError(f"{x.dtype}: complex numbers are not reduced")
+    kept = x.dtype if np.issubdtype(x.dtype, np.floating) else np.float64
 
     def like(values: list[float]) -> Any:
         return np.array(values, np.float64).reshape(x.shape).astype(kept)

@@ -47,4 +47,7 @@ def test_a_model_of_another_shape_is_left_as_it_is(reals: Jobs) -> None:
         before = weights_of(other)
         with pytest.raises(ValueError, match=r"2.weight is \[4, 5\] here, and \[3, 5\] in the job"):
             psgrad.torch.load_into(other, observer)
+        larger = torch.nn.Sequential(*mlp(), torch.nn.Linear(3, 3))
+        with pytest.raises(ValueError, match=r"has no 3.weight, 3.bias, which the model has"):
+            psgrad.torch.load_into(larger, observer)
         assert largest_difference(weights_of(other), before) == 0

@@ -42,21 +42,50 @@ def test_a_loop_reduces_losses_and_flags(jobs: Jobs, mode: str) -> None:
     assert len(one[0]) == 3
     assert one[1] == other[1]
     assert one[1] == pytest.approx([(a + b) / 2 for a, b in zip(one[0], other[0], strict=True)])
-    assert one[2].dtype == torch.int64
+    assert one[2].dtype == torch.float64
     assert one[2].tolist() == [1, 0]
-    assert one[3].dtype == torch.float32
+    assert one[3].dtype == torch.float64
     assert one[3].tolist() == [0.5, 1.0]
+
+
+def test_in_backup_who_is_late_does_not_wait_for_those_that_wait_for_it(reals: Jobs) -> None:
+    job = reals(3, "backup", "--backup_workers=1", "--progress_timeout=20s")
+
+    def work() -> Any:
+        model = mlp()
+        with job.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model) as opt:
+            while opt.step_number < (8 if opt.rank == 2 else 4):
+                opt.zero_grad()
+                loss_of(model, opt.step_number, opt.rank).backward()
+                opt.step()
+            return opt.all_sum(1)
+
+    assert job.run(work) == [3.0, 3.0, 3.0]
+
+
+def test_sums_of_small_whole_numbers_do_not_wrap(jobs: Jobs) -> None:
+    job = jobs(2)
+
+    def work() -> Any:
+        model = mlp()
+        with job.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model) as opt:
+            return opt.all_sum(torch.tensor([200], dtype=torch.uint8)), opt.all_sum(torch.tensor([True, False]))
+
+    for count, flags in job.run(work):
+        assert (count.tolist(), flags.tolist()) == ([400.0], [2.0, 0.0])
 
 
 def test_the_result_has_the_shape_the_type_and_no_graph(jobs: Jobs) -> None:
     job = jobs(1)
     model = mlp()
     with job.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model) as opt:
-        for kind in (torch.float64, torch.bfloat16, torch.float16, torch.int32):
+        for kind in (torch.float64, torch.bfloat16, torch.float16):
             x = torch.arange(6).reshape(2, 3).to(kind)
             same = opt.all_sum(x)
             assert same.dtype == kind
             assert torch.equal(same, x)
+        with pytest.raises(TypeError, match="complex numbers are not reduced"):
+            opt.all_sum(torch.zeros(2, dtype=torch.complex64))
         loss = loss_of(model, 0, 0)
         mean = opt.all_mean(loss)
         assert mean.shape == ()

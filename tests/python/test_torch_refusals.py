@@ -332,7 +332,7 @@ def test_more_groups_than_servers_number_may_differ_in_what_factors_say(fakes: J
         optimizer.step()
 
     step()
-    assert [round(float(each), 6) for each in model[:2]] == [0.9, 0.8]
+    assert [round(each.item(), 6) for each in model[:2]] == [0.9, 0.8]
     optimizer.param_groups[1029]["lr"] = 0.05
     with pytest.raises(ValueError, match=r"there are 1030 param_groups: of more than 1024 only lr and weight_decay"):
         step()

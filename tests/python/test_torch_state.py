@@ -328,6 +328,43 @@ def test_a_group_without_momentum_comes_first(reals: Jobs) -> None:
     assert largest_difference(weights_of(after), weights_of(expected)) < 1e-6
 
 
+def test_a_worker_that_has_loaded_another_file_is_told(reals: Jobs, caplog: pytest.LogCaptureFixture) -> None:
+    job = reals(2)
+    seeds = iter([1, 2])
+
+    def work() -> None:
+        model = mlp(next(seeds))
+        optimizer = torch.optim.Adam(model.parameters())
+        loss_of(model, 0, 0).backward()
+        optimizer.step()
+        with job.wrap(optimizer, model):
+            pass
+
+    job.run(work)
+    assert caplog.text.count("the job began with other weights than this worker has loaded") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("exp_avg_sq", -1.0), ("exp_avg", float("nan")), ("exp_avg_sq", float("inf"))]
+)
+def test_values_that_state_cannot_have_are_refused_by_name(fakes: Jobs, name: str, value: float) -> None:
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+    loss_of(model, 0, 0).backward()
+    optimizer.step()
+    optimizer.state[model[0].bias][name][0] = value
+    with pytest.raises(ValueError, match=rf"0\.bias: {name} of the optimizer's state has values that cannot be"):
+        fakes().wrap(optimizer, model)
+
+
+def test_groups_of_another_optimizer_are_refused_by_name(fakes: Jobs) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.load_state_dict(torch.optim.Adam(model.parameters()).state_dict())
+    with pytest.raises(ValueError, match=r"param_groups\[0\] has no momentum, which SGD has"):
+        fakes().wrap(optimizer, model)
+
+
 def test_state_of_another_optimizer_is_refused_before_the_join(fakes: Jobs) -> None:
     model, inner = made(CLASSES["adam"])
     inner.state[model[0].weight] = {"momentum_buffer": torch.zeros(5, 6)}
@@ -342,10 +379,12 @@ def test_state_of_another_shape_is_refused_by_name(fakes: Jobs) -> None:
         fakes(1).wrap(inner, model)
 
 
-def test_state_that_is_not_finite_is_refused_by_the_servers(reals: Jobs) -> None:
+def test_state_that_is_not_finite_is_refused_by_name(reals: Jobs) -> None:
     model, inner = made(CLASSES["momentum"])
     inner.state[model[2].bias] = {"momentum_buffer": torch.full((3,), float("nan"))}
-    with pytest.raises(ValueError, match="the initial state of slice 3 is not finite"):
+    with pytest.raises(
+        ValueError, match=r"2\.bias: momentum_buffer of the optimizer's state has values that cannot be"
+    ):
         reals(1).wrap(inner, model)
 
 

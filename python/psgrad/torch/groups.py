@@ -13,6 +13,7 @@ import torch
 
 import psgrad
 
+_NEEDED = ("lr", "weight_decay")
 # Servers know so many by their numbers; of more they know the factors of their tensors only.
 _GROUPS_MAX = 1024
 # Schedulers multiply and divide in double; what differs by less than this is rounding.
@@ -75,6 +76,11 @@ class Groups:
         self._kind = kind
         first = self._groups[0]
         for index, group in enumerate(self._groups):
+            if missing := [key for key in (*_MOVING[kind], *_NEEDED) if key not in group]:
+                raise ValueError(
+                    f"param_groups[{index}] has no {missing[0]}, which {kind.__name__} has: what was loaded into it is "
+                    "another optimizer's"
+                )
             for key in _FIXED[kind]:
                 if _plain(group.get(key)) != _plain(first.get(key)):
                     raise ValueError(

@@ -22,13 +22,16 @@ def load_into(model: torch.nn.Module, observer: psgrad.Observer, *, version: int
             print(seen.version, evaluate(model))
 
     Raises:
-        ValueError: the model lacks a tensor of the job's, or it has another shape; the text names it.
+        ValueError: the model lacks a tensor of the job's, has one more, or one of another shape; the text names it.
         psgrad.Error: as of psgrad.Observer.pull. After any exception the model is as it was.
     """
     into = {eager_name(name): tensor for name, tensor in model.state_dict().items()}
     layout = observer.layout
     if missing := [tensor.name for tensor in layout if tensor.name not in into]:
         raise ValueError(f"the model has no {shortened(missing)}, which the job at {observer.server} has")
+    known = {tensor.name for tensor in layout}
+    if unknown := [name for name, tensor in into.items() if name not in known and tensor.numel() > 0]:
+        raise ValueError(f"the job at {observer.server} has no {shortened(unknown)}, which the model has")
     for tensor in layout:
         if tuple(into[tensor.name].shape) != tensor.shape:
             raise ValueError(

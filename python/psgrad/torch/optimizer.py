@@ -194,6 +194,8 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
         _check_whole("samples_per_epoch", samples_per_epoch, 0)
         server, job = place_of(name, server, os.environ)
         _refuse_same_name(name)
+        _refuse_second_member(server, job)
+        self._place = (server, job)
         groups: Groups | OwnGroups
         settings: psgrad.OptimizerSettings | None = None
         unknown: ValueError | None = None  # What servers lack for this optimizer, unless they leave it to the worker.
@@ -275,6 +277,7 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
         client = self._client
         self._memory = memory = Memory(client, self._entries)
         memory.take_values()
+        brought = [weights.clone() for weights in memory.weights] if given is not None else []
         state: dict[str, Any] = {} if given is None else {"state": given}
         started = client.start(memory.weight_buffers, memory.weight_buffers, **state)
         memory.bind()
@@ -295,8 +298,14 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
         self._records = Records(path, client, told, append=running)
         if given is not None and running:
             log.warning(
-                "rank %d: the optimizer's state (momentum and the like) that this worker has is not used: the job went "
-                "on already, and its servers have their own",
+                "rank %d: the optimizer's state (momentum and the like) that this worker has is not used: the job runs "
+                "already, with that of the worker that began it, or of a checkpoint",
+                self.rank,
+            )
+        elif not all(map(_are_alike, brought, memory.weights)):
+            log.warning(
+                "rank %d: the job began with other weights than this worker has loaded, and so with another state of "
+                "the optimizer: all workers are to load the same file before DistributedOptimizer is made",
                 self.rank,
             )
         self._steps = self._make_steps()
@@ -612,10 +621,12 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
     def _lets_others_go_on(self) -> Callable[[], object] | None:
         """While it waits for others that may be waiting for its contribution to a step.
 
-        Where all make the same steps and the chief hands out the samples, an epoch ends at another step for each.
+        Where all make the same steps and the chief hands out the samples, an epoch ends at another step for each; so it
+        does in backup, where who is late leaves steps out.
         """
         client = self._client
-        if not (client.hands_out_runs and client.synchronous and client.empty_contributions):
+        differ = client.hands_out_runs or not client.exact_versions
+        if not (differ and client.synchronous and client.empty_contributions):
             return None
         return None if self._steps.awaits_step or self._shows_global else self.empty_step
 
@@ -642,6 +653,22 @@ def _refuse_same_name(name: str | None) -> None:
     for other in life.workers_of_this_thread():
         if name is not None and other.name == name:
             raise ValueError(f"name={name!r}: another DistributedOptimizer has it already")
+
+
+def _are_alike(own: torch.Tensor, jobs: torch.Tensor) -> bool:
+    """They may have been rounded on their way (--weights_wire_dtype)."""
+    return torch.allclose(own, jobs, rtol=2**-7, atol=1e-6, equal_nan=True)
+
+
+def _refuse_second_member(server: str, job: str | None) -> None:
+    """It would claim the first one's rank."""
+    for other in life.live():
+        if isinstance(other, DistributedOptimizer) and other._place == (server, job) and os.environ.get("PS_RANK"):
+            raise RuntimeError(
+                f"this process is rank {other.rank} of the job at {server} already, by another DistributedOptimizer. "
+                "One trains all parameters of a model; several models have a job each: DistributedOptimizer(…, "
+                "name='g'), and psrun --models=g,d"
+            )
 
 
 def _refuse_second(entries: Iterable[Entry]) -> None:

@@ -26,6 +26,8 @@ _TENSORS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.RMSprop: ("square_avg",),
 }
 _STEP = "step"  # Of all but SGD, which has none.
+_UPDATES_MAX = 2**53
+_SQUARES = ("exp_avg_sq", "sum", "square_avg")  # Of which roots are taken.
 
 
 def to_give(optimizer: torch.optim.Optimizer, entries: Iterable[Entry]) -> ServersState | None:
@@ -55,7 +57,7 @@ def _given(optimizer: torch.optim.Optimizer, entry: Entry, state: dict[str, Any]
     updates = 1  # Servers do not look at the number where torch has none.
     if _STEP in expected:
         step = float(state[_STEP])
-        updates = int(step) if step >= 0 and step.is_integer() else -1
+        updates = int(step) if 0 <= step <= _UPDATES_MAX and step.is_integer() else -1
         if updates < 0:
             raise ValueError(
                 f"{entry.name}: the optimizer's state has step={state[_STEP]!r}: a whole number is expected"
@@ -71,7 +73,10 @@ def _float32(entry: Entry, name: str, value: Any) -> torch.Tensor:
         raise ValueError(
             f"{entry.name}: {name} of the optimizer's state is {shape}, and the parameter {tuple(entry.tensor.shape)}"
         )
-    return value.detach().to("cpu", torch.float32).contiguous()
+    values = value.detach().to("cpu", torch.float32).contiguous()
+    if not values.isfinite().all() or (name in _SQUARES and bool((values < 0).any())):
+        raise ValueError(f"{entry.name}: {name} of the optimizer's state has values that cannot be (NaN, or below 0)")
+    return values
 
 
 def _names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
