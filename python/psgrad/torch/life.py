@@ -71,6 +71,9 @@ class Member(ABC):
     def _go_back(self, at: int) -> None:
         """The client has joined the next generation of the job: all that is the worker's own begins anew there."""
 
+    def start(self) -> None:  # noqa: B027
+        """Where the subclass may start later: what is asked for needs that it has."""
+
     # ---- What it is
 
     @property
@@ -111,16 +114,19 @@ class Member(ABC):
     @property
     def step_number(self) -> int:
         """The step of the next push; steps of a job count from 0."""
+        self.start()
         return self._progress.step
 
     @property
     def version(self) -> int:
         """The updates that have been made to the weights (on the server that has made the fewest)."""
+        self.start()
         return self._progress.version
 
     @property
     def dropped(self) -> int:
         """Pushes of this worker that a server refused as too old (stale)."""
+        self.start()
         return self._progress.dropped
 
     @property
@@ -131,6 +137,7 @@ class Member(ABC):
     @property
     def skipped(self) -> int:
         """Steps of this worker (with local steps: batches) that did not count, as a gradient was not finite."""
+        self.start()
         return self._progress.skipped
 
     @property

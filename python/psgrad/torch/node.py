@@ -62,7 +62,7 @@ class NodeOptimizer(WrappingOptimizer):
         model: the DistributedDataParallel, which holds the optimizer's parameters.
         timeout_s: process 0 is waited for so long until it comes to the same call. From then on it is waited for as
             long as it lives, as it has deadlines of its own for the servers.
-        options: all others are DistributedOptimizer's, but overlap. `samples` are the node's.
+        options: all others are DistributedOptimizer's, but overlap and start. `samples` are the node's.
 
     Raises: as DistributedOptimizer. TimeoutError: process 0 did not come to this call. RuntimeError: it is gone, or
         came to another one; another process of the node has failed.
@@ -82,6 +82,8 @@ class NodeOptimizer(WrappingOptimizer):
             raise TypeError(f"model: a DistributedDataParallel is expected, not {type(model).__name__}")
         if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, WrappingOptimizer):
             raise TypeError(f"optimizer: one of torch.optim is expected, not {type(optimizer).__name__}")
+        if options.get("start", "now") != "now":
+            raise TypeError("start: the node's processes begin with process 0's weights at once")
         if "overlap" in options:
             raise TypeError('overlap: gradients are the node\'s mean after backward() only; it is always "none" here')
         super().__init__(optimizer)

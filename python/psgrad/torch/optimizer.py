@@ -22,7 +22,7 @@ from psgrad.torch.local import LocalTraining, local_steps
 from psgrad.torch.records import Records
 from psgrad.torch.state import ServersState, in_torchs_form, to_give
 from psgrad.torch.steps import Progress, PushGradients, Steps, Unused, WentBack
-from psgrad.torch.tensors import Buffers, Entry, Memory, entries_of
+from psgrad.torch.tensors import Buffers, Entry, Memory, entries_of, shortened
 
 log = logging.getLogger("psgrad")
 
@@ -36,6 +36,8 @@ class WrappingOptimizer(torch.optim.Optimizer):
 
     # The wrapped optimizer takes steps in this process, so its state is here.
     _steps_here = False
+    # The servers have not been given any state yet.
+    _takes_state = False
 
     def __init__(self, wrapped: torch.optim.Optimizer) -> None:
         self._complete = False
@@ -78,11 +80,12 @@ class WrappingOptimizer(torch.optim.Optimizer):
 
         ValueError if the groups are others, or there is state, which the servers hold.
         """
-        if state_dict["state"] and not self._steps_here:
+        if state_dict["state"] and not (self._steps_here or self._takes_state):
             raise ValueError(
                 "load_state_dict: this has an optimizer's state (momentum and the like), which the servers hold: load "
-                "it into the torch optimizer before DistributedOptimizer is made, which then gives it to the servers; "
-                "or restore it with them (ps_server --restore), and load only {'state': {}, 'param_groups': …} here"
+                "it into the torch optimizer before DistributedOptimizer is made, which then gives it to the servers, "
+                "or here with start='later'; or restore it with them (ps_server --restore), and load only "
+                "{'state': {}, 'param_groups': …} here"
             )
         saved = state_dict["param_groups"]
         if [len(group["params"]) for group in saved] != [len(group["params"]) for group in self.param_groups]:
@@ -148,6 +151,9 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
             leaves them where none has; "error" raises in step().
         buffers: of BatchNorm's statistics and the like: "rank0": the lowest rank's are everybody's after each step,
             "average": the workers' mean is, "local": each worker has its own after the same start.
+        start: "now": making it starts the job. "later": the first use does, and until then model.load_state_dict() and
+            load_state_dict() say what a job begins with, as in frameworks that restore after they have made the
+            optimizers; see start().
         metrics_file: JSON lines (`start`, `step`, `end`) are written to it; `{rank}` in the name is replaced.
             None: $PS_METRICS_FILE, if it is set.
         samples_per_epoch: of all the training data, for a schedule that was given to the servers in epochs.
@@ -175,6 +181,7 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
         clip_norm: float | None = None,
         unused: Literal["skip", "error"] = "skip",
         buffers: Buffers = "rank0",
+        start: Literal["now", "later"] = "now",
         metrics_file: str | os.PathLike[str] | None = None,
         samples_per_epoch: int = 0,
     ) -> None:
@@ -186,6 +193,7 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
         _check_choice("overlap", overlap, ("auto", "backward", "none"))
         _check_choice("unused", unused, ("skip", "error"))
         _check_choice("buffers", buffers, ("rank0", "average", "local"))
+        _check_choice("start", start, ("now", "later"))
         _check_whole("accumulate", accumulate, 1)
         if samples is not None:
             _check_whole("samples", samples, 0)
@@ -221,6 +229,7 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
         self._data_rewinds = False
         self._rollback_said = False
         self._shows_global = False
+        self._later: _Later | None = None
         try:
             client = psgrad.Client.join(
                 server,
@@ -245,10 +254,63 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
             if client.local_steps is not None and client.local_steps.optimizer == "local":
                 groups, settings = OwnGroups(), None
             self._check_goes_with_other_models()
-            self._start(groups, settings, None if self._steps_here else given, metrics_file)
+
+            def begin(given: ServersState | None) -> None:
+                self._start(groups, settings, None if self._steps_here else given, metrics_file)
+
+            if start == "now":
+                begin(given)
+            else:
+                self._takes_state = unknown is None
+                self._later = _Later(
+                    model, self.start, lambda: begin(to_give(optimizer, self._entries) if unknown is None else None)
+                )
         except BaseException as error:
             self.leave(life.reason_of(type(error), error))
             raise
+
+    @_disable_dynamo
+    def start(self) -> None:
+        """With start="later": the job gets this worker's weights and state, if it asks for them; the model the job's.
+
+        The first forward pass of the model or of a module of it calls it, as do step() and what else needs a job that
+        trains. A function that is compiled as a whole, or uses parameters by themselves, needs the call before it. It
+        does nothing the second time.
+
+        Raises:
+            RuntimeError: there are gradients, which were not computed on the job's weights.
+            ValueError: the optimizer's state cannot be the servers'; psgrad.Error: as of psgrad.Client.start.
+        """
+        later = self._later
+        if later is None or os.getpid() != self._pid:
+            return
+        early = [entry.name for entry in self._entries if entry.kind == "weight" and entry.tensor.grad is not None]
+        if early:
+            raise RuntimeError(
+                f"{shortened(early)} had a gradient before the job was started, which is not one on the job's weights: "
+                "call opt.start() before the first forward pass, or zero_grad()"
+            )
+        self._end_later()
+        try:
+            later.begin()
+        except BaseException as error:
+            self.leave(life.reason_of(type(error), error))
+            raise
+
+    def _end_later(self) -> None:
+        if self._later is not None:
+            self._later.end()
+        self._later, self._takes_state = None, False
+
+    def leave(self, reason: str) -> None:
+        self._end_later()
+        super().leave(reason)
+
+    leave.__doc__ = life.Member.leave.__doc__
+
+    def _check_usable(self) -> None:
+        super()._check_usable()
+        self.start()
 
     def _check_goes_with_other_models(self) -> None:
         if self._name is None:
@@ -502,6 +564,7 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
         2^32 - 1.
         """
         _check_whole("samples", samples, 0)
+        self.start()
         adds_up = self._samples_told and (self.accumulate > 1 or self._adds_up)
         self._progress.samples = samples + (self._progress.samples if adds_up else 0)
         self._samples_told = True
@@ -509,6 +572,7 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
     def add_passed(self, samples: int) -> None:
         """So many samples of this worker's share were left out; schedules over samples are to count them, though."""
         _check_whole("samples", samples, 0)
+        self.start()
         self._progress.jumped_over += samples
 
     def sync_now(self) -> None:
@@ -526,11 +590,13 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
     @property
     def open_batches(self) -> int:
         """Steps that are not exchanged yet."""
+        self.start()
         return self._steps.open_batches
 
     @property
     def awaits_step(self) -> bool:
         """Whether a batch's gradients wait for step(), where that pushes them."""
+        self.start()
         return self._steps.awaits_step
 
     @property
@@ -541,6 +607,7 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
     @property
     def local_step(self) -> int:
         """Steps of its own that this worker has taken in this round. 0 where step() exchanges each."""
+        self.start()
         return self._steps.local_step
 
     @contextmanager
@@ -564,6 +631,7 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
 
     def finish(self) -> None:
         self._check_own_weights()
+        self.start()
         super().finish()
 
     finish.__doc__ = life.Member.finish.__doc__
@@ -637,6 +705,18 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
     def evaluated(self, split: str = "test", **values: float) -> None:
         """Writes an `eval` line to the metrics file: opt.evaluated(accuracy=0.91, loss=0.3). Accuracy is 0 to 1."""
         self._records.evaluated(self.step_number, self.version, split, values)
+
+
+class _Later:
+    """The start of a job that waits for the first use of the model."""
+
+    def __init__(self, model: torch.nn.Module, start: Callable[[], None], begin: Callable[[], None]) -> None:
+        self.begin = begin
+        self._hooks = [module.register_forward_pre_hook(lambda *_: start()) for module in model.modules()]
+
+    def end(self) -> None:
+        for handle in self._hooks:
+            handle.remove()
 
 
 def _refuse_many_gradients_a_step(optimizer: torch.optim.Optimizer) -> None:

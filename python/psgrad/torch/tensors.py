@@ -373,8 +373,9 @@ class Memory:
         if written:
             raise RuntimeError(
                 f"step {step}: {shortened(written)} was written to since the last step(), and would be lost with this "
-                "one: the servers hold the weights. Load a checkpoint before DistributedOptimizer is made; after a "
-                "change for a while, such as an average for an evaluation, opt.pull() brings the servers' weights back"
+                "one: the servers hold the weights. Load a checkpoint before DistributedOptimizer is made, or after it "
+                "with start='later'; after a change for a while, such as an average for an evaluation, opt.pull() "
+                "brings the servers' weights back"
             )
 
     @torch.no_grad()
