@@ -157,9 +157,9 @@ def test_a_saved_file_has_all_that_a_job_has_learnt(tmp_path: Path) -> None:
 
 
 def one_worker(address: str, rank: int, folder: Path, *script: str) -> subprocess.Popen[str]:
-    """psrun of one of two machines."""
+    """psrun of one of two machines, which are this one: with a thread each they do not wait for each other's."""
     command = [sys.executable, "-m", "psgrad.run", f"--server={address}", "--workers=1", *script]
-    machine = environment() | {"RANK": str(rank), "WORLD_SIZE": "2"}
+    machine = environment() | {"RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     with open(folder / "psrun.log", "a", encoding="utf-8") as log:
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=machine)
 
