@@ -339,6 +339,30 @@ struct OptimizerState {
   std::vector<Tensor> tensors;  // By index in the layout; those of other tensors than weights are empty.
 };
 
+// What a worker tells of a batch that it trained on, for whoever watches the job (Client::ReportStep). Nothing is
+// decided by it. Seconds are those that training waited for: of an exchange what computation did not hide.
+struct StepReport {
+  uint64_t step = 0;  // The number of the step that the batch belongs to.
+  uint32_t samples = 0;
+  std::optional<double> loss;  // The mean over the samples; it may be NaN or infinite.
+  double forward_s = 0;
+  double backward_s = 0;
+  double push_s = 0;
+  double wait_s = 0;
+  double pull_s = 0;
+  double other_s = 0;      // Of the time since the report before: reading data, evaluating.
+  uint64_t all_steps = 0;  // The worker is done after so many; 0: it is not known.
+};
+
+// An evaluation, for whoever watches the job.
+struct EvaluationReport {
+  std::string split;  // "test", "train", "validation".
+  uint64_t step = 0;
+  uint64_t version = 0;
+  double loss = 0;
+  std::optional<double> accuracy;  // 0 to 1.
+};
+
 class Client {
  public:
   using DoneCallback = std::function<void(absl::StatusOr<ExchangeResult>)>;
@@ -511,6 +535,14 @@ class Client {
   // it are told, and --progress_timeout does not count meanwhile. The chief is told within a third of the lease, so it
   // may never hear of what is over sooner. "": the worker makes steps again. Thread-safe; does not wait.
   virtual void SetBusy(const std::string& what) = 0;
+
+  // Says how training gets on, for whoever watches the job: the chief is told of all steps together, at most once a
+  // second. A client that is told of no steps counts its pushes and their samples. Thread-safe; does not wait, and
+  // costs less than a microsecond.
+  virtual void ReportStep(const StepReport& step) { (void)step; }
+  virtual void ReportEvaluation(const EvaluationReport& evaluation) { (void)evaluation; }
+  // The device that this worker computes on, by its flag.
+  virtual void ReportDevice(const std::string& device) { (void)device; }
 
   // Reports that this worker has used up its budget, and waits until all workers have. It then returns on the lead
   // first: lead() is true, and this worker must pull, evaluate and save before it leaves. On the others it returns when
