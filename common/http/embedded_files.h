@@ -7,8 +7,8 @@
 namespace ps {
 
 struct EmbeddedFile {
-  const char* name;                    // "page.js"
-  const char* hash;                    // Of what is in the file: another one has another.
+  const char* name;  // "page.js"
+  const char* hash;  // Of what is in the file: another one has another.
   std::span<const unsigned char> gzip;
   size_t bytes;  // When it is not compressed.
 };

@@ -32,8 +32,7 @@ bool IsOwnHost(std::string_view host, const std::vector<std::string>& names) {
     return inet_pton(AF_INET6, name.substr(1, name.size() - 2).c_str(), address) == 1;
   }
   if (name == "localhost" || inet_pton(AF_INET, name.c_str(), address) == 1) return true;
-  return std::any_of(names.begin(), names.end(),
-                     [&](const std::string& own) { return NameWithoutPort(own) == name; });
+  return std::any_of(names.begin(), names.end(), [&](const std::string& own) { return NameWithoutPort(own) == name; });
 }
 
 }  // namespace ps

@@ -23,7 +23,7 @@ struct HttpResponse {
   std::shared_ptr<const std::string> body;
   // Set: the client may keep the body, and asks each time whether it is still the same. Empty: it keeps nothing.
   std::string etag = {};
-  bool gzipped = false;                                            // The body is.
+  bool gzipped = false;                                           // The body is.
   std::vector<std::pair<std::string, std::string>> headers = {};  // Others.
 };
 

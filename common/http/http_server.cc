@@ -27,15 +27,16 @@ namespace ps {
 namespace {
 
 constexpr size_t kMaxRequestBytes = 8 << 10;
-// A request and the headers of its answer: libmicrohttpd has both in one piece of memory, and refuses what does not fit.
+// A request and the headers of its answer: libmicrohttpd has both in one piece of memory, and refuses what does not
+// fit.
 constexpr size_t kConnectionBytes = 16 << 10;
 constexpr size_t kMaxTasks = 64;
 constexpr int kMaxAcceptsAtOnce = 64;
 constexpr size_t kMaxShownHostBytes = 80;
 constexpr std::chrono::milliseconds kAcceptAgain(100);  // Where the process has no descriptor left.
 
-// What every answer says to browsers: scripts, styles and data come from this server only, nothing of it is shown inside
-// other pages, and nobody is told where a visitor comes from.
+// What every answer says to browsers: scripts, styles and data come from this server only, nothing of it is shown
+// inside other pages, and nobody is told where a visitor comes from.
 constexpr std::pair<const char*, const char*> kSecurityHeaders[] = {
     {"Content-Security-Policy",
      "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -190,10 +191,10 @@ std::optional<HttpResponse> HttpServer::Daemon::Refusal(MHD_Connection* connecti
   const std::string host = HeaderOf(connection, "Host");
   if (IsOwnHost(host, options.host_names)) return std::nullopt;
   return TextResponse(
-      421, absl::StrCat("Host: ", Printable(host, kMaxShownHostBytes),
-                        ": not a name of this server; use an address, localhost",
-                        options.host_names.empty() ? "" : absl::StrCat(", or ", absl::StrJoin(options.host_names, ", ")),
-                        " (--advertise says its name)"));
+      421, absl::StrCat(
+               "Host: ", Printable(host, kMaxShownHostBytes), ": not a name of this server; use an address, localhost",
+               options.host_names.empty() ? "" : absl::StrCat(", or ", absl::StrJoin(options.host_names, ", ")),
+               " (--advertise says its name)"));
 }
 
 MHD_Result HttpServer::Daemon::Answer(MHD_Connection* connection, const HttpResponse& response) {
@@ -228,8 +229,8 @@ bool HttpServer::Daemon::EvictIdle() {
     if (!each.answering && (oldest == nullptr || each.waits_since < oldest->waits_since)) oldest = &each;
   }
   if (oldest == nullptr) return false;
-  oldest->answering = true;                 // It is not chosen again.
-  shutdown(oldest->socket, SHUT_RDWR);      // libmicrohttpd, whose it is, sees its end, and closes it.
+  oldest->answering = true;             // It is not chosen again.
+  shutdown(oldest->socket, SHUT_RDWR);  // libmicrohttpd, whose it is, sees its end, and closes it.
   MHD_run(mhd);
   return true;
 }
@@ -259,13 +260,12 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpServerOptions 
       new HttpServer(std::move(options), std::move(endpoint), std::move(sockets), std::move(wake)));
   Daemon& daemon = *server->daemon_;
   // Without a thread or a socket of its own: this side decides who is taken in.
-  daemon.mhd = MHD_start_daemon(
-      MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET, 0, nullptr, nullptr, &OnRequest, &daemon,
-      MHD_OPTION_CONNECTION_MEMORY_LIMIT, kConnectionBytes,
-      MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned>(server->options_.max_connections) + 1,
-      MHD_OPTION_CONNECTION_TIMEOUT, server->options_.idle_s,
-      MHD_OPTION_NOTIFY_CONNECTION, &OnConnection, &daemon,
-      MHD_OPTION_NOTIFY_COMPLETED, &OnRequestCompleted, &daemon, MHD_OPTION_END);
+  daemon.mhd =
+      MHD_start_daemon(MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET, 0, nullptr, nullptr, &OnRequest, &daemon,
+                       MHD_OPTION_CONNECTION_MEMORY_LIMIT, kConnectionBytes, MHD_OPTION_CONNECTION_LIMIT,
+                       static_cast<unsigned>(server->options_.max_connections) + 1, MHD_OPTION_CONNECTION_TIMEOUT,
+                       server->options_.idle_s, MHD_OPTION_NOTIFY_CONNECTION, &OnConnection, &daemon,
+                       MHD_OPTION_NOTIFY_COMPLETED, &OnRequestCompleted, &daemon, MHD_OPTION_END);
   const MHD_DaemonInfo* const info =
       daemon.mhd == nullptr ? nullptr : MHD_get_daemon_info(daemon.mhd, MHD_DAEMON_INFO_EPOLL_FD);
   if (info == nullptr) return Unavailable(flag, ": libmicrohttpd does not start");

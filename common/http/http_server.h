@@ -46,8 +46,8 @@ class HttpServer {
   // What it listens on, with the real port.
   const Endpoint& endpoint() const { return endpoint_; }
 
-  // Runs the task on the server's thread, between requests, in order: so what the handler uses needs no lock. False: too
-  // many wait already, and this one is dropped. Never waits.
+  // Runs the task on the server's thread, between requests, in order: so what the handler uses needs no lock. False:
+  // too many wait already, and this one is dropped. Never waits.
   bool Post(std::function<void()> task);
 
   struct Daemon;  // libmicrohttpd's side.

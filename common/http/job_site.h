@@ -18,7 +18,7 @@ struct JobSource {
   // Of a run of the past, or, if `run` is empty, of the job.
   std::function<absl::StatusOr<nlohmann::ordered_json>(const std::string& cursor, const std::string& run)> series;
   std::function<absl::StatusOr<nlohmann::ordered_json>(uint64_t since)> events;
-  std::function<std::string()> metrics;  // In Prometheus' text format. Null: /metrics is not found.
+  std::function<std::string()> metrics;   // In Prometheus' text format. Null: /metrics is not found.
   std::function<absl::Status()> healthy;  // Null: it always is.
 };
 

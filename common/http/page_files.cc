@@ -19,8 +19,10 @@ constexpr int kGzipWindow = 16 + MAX_WBITS;  // https://zlib.net/manual.html, in
 
 std::string TypeOfFile(std::string_view name) {
   const std::string_view ending = name.substr(name.rfind('.') + 1);
-  for (const auto& [known, type] : {std::pair("html", "text/html; charset=utf-8"), {"css", "text/css; charset=utf-8"},
-                                    {"js", "text/javascript; charset=utf-8"}, {"svg", "image/svg+xml"}}) {
+  for (const auto& [known, type] : {std::pair("html", "text/html; charset=utf-8"),
+                                    {"css", "text/css; charset=utf-8"},
+                                    {"js", "text/javascript; charset=utf-8"},
+                                    {"svg", "image/svg+xml"}}) {
     if (ending == known) return type;
   }
   return "application/octet-stream";
@@ -43,10 +45,12 @@ std::string Inflated(const EmbeddedFile& file) {
 }  // namespace
 
 HttpResponse PageFile(const HttpRequest& request) {
-  const std::string_view name = request.path == "/" ? std::string_view("index.html")
-                                                    : std::string_view(request.path).substr(request.path.empty() ? 0 : 1);
+  const std::string_view name = request.path == "/"
+                                    ? std::string_view("index.html")
+                                    : std::string_view(request.path).substr(request.path.empty() ? 0 : 1);
   const auto files = PageFiles();
-  const auto found = std::find_if(files.begin(), files.end(), [&](const EmbeddedFile& each) { return name == each.name; });
+  const auto found =
+      std::find_if(files.begin(), files.end(), [&](const EmbeddedFile& each) { return name == each.name; });
   if (found == files.end()) return TextResponse(404, "there is nothing here; the page is at /");
   HttpResponse response{.type = TypeOfFile(name), .gzipped = request.takes_gzip};
   response.etag = absl::StrCat("\"", found->hash, request.takes_gzip ? "-gzip\"" : "\"");
