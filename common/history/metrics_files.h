@@ -26,6 +26,7 @@ class MetricsReader {
   MetricsReader(std::string name, std::vector<std::string> paths);
   ~MetricsReader();
   MetricsReader(MetricsReader&&) noexcept;
+  MetricsReader& operator=(MetricsReader&&) noexcept;
 
   // Reads what is new, at most about so many bytes; true: there is more, so call it again. `now_unix_s` is the clock,
   // by which it is told how long nothing was written. NOT_FOUND: there is no such file or folder, or no metrics file in
