@@ -28,7 +28,13 @@ class Browser:
     def __init__(self, folder: Path, width: int = 1280, height: int = 1600) -> None:
         options = webdriver.ChromeOptions()
         options.binary_location = CHROMIUM or ""
-        for flag in ("--headless=new", "--disable-gpu", "--hide-scrollbars", "--no-first-run", f"--user-data-dir={folder}"):
+        for flag in (
+            "--headless=new",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--no-first-run",
+            f"--user-data-dir={folder}",
+        ):
             options.add_argument(flag)
         if os.geteuid() == 0:
             options.add_argument("--no-sandbox")  # Chromium's does not work for root.

@@ -16,13 +16,15 @@ const STATES = {
   gone: ['⚠', 'not answering', 'bad'],
 };
 
-const WAITING_S = 1;  // A shorter wait is a step's usual one.
+// A shorter wait is a step's usual one: so many seconds, and so many median steps.
+const WAITING_S = 1;
+const WAITING_STEPS = 5;
 
 export function stateOf(job) {
   if (job.phase !== 'running') return STATES[job.phase] ? job.phase : 'gathering';
   if (job.stuck) return 'stuck';
-  const {waits_for: waitsFor = [], waits_s: waits = 0} = job.progress || {};
-  return waitsFor.length > 0 && waits >= WAITING_S ? 'waiting' : 'running';
+  const {waits_for: waitsFor = [], waits_s: waits = 0, median_step_s: median = 0} = job.progress || {};
+  return waitsFor.length > 0 && waits >= Math.max(WAITING_S, WAITING_STEPS * median) ? 'waiting' : 'running';
 }
 
 export const ended = (job) => ['finished', 'failed', 'shut down'].includes(job.phase);
@@ -36,22 +38,23 @@ function showState(state) {
   if (document.body.dataset.state !== state) document.body.dataset.state = state;
 }
 
-// Screen readers hear what is announced: changes of state, and no figures.
-let announced = '';
-function announce(text) {
-  if (announced === text) return;
-  announced = text;
+// Screen readers hear what is announced: changes of state, and no figures that change each second.
+let state = '';
+function announceState(text) {
+  if (state === text) return;
+  state = text;
   setText($('announcement'), text);
 }
 
-export function stateInWords(job) {
+export const announce = (text) => setText($('announcement'), text);
+
+function stateInWords(job) {
   switch (stateOf(job)) {
     case 'stuck': return `The job is stuck. ${withoutFigures(job.stuck)}`;
     case 'failed': return `The job failed. ${job.failure}`;
     case 'finished': return 'The job finished.';
     case 'shut down': return 'The job was shut down.';
     case 'gathering': return 'The job waits to begin.';
-    case 'waiting': return `The job waits for ${ranks(job.progress.waits_for)}.`;
     default: return 'The job is running.';
   }
 }
@@ -90,7 +93,7 @@ function showRates(job) {
   const running = job.phase === 'running';
   tile('samples', 'Samples/s', running ? figure(progress.samples_per_s) : '–', `${whole(progress.samples)} samples`);
   tile('steps', 'Steps/s', running ? figure(progress.steps_per_s) : '–', progress.median_step_s > 0 ? `median step ${duration(progress.median_step_s)}` : '');
-  tile('time', 'Running for', duration(progress.running_s), progress.left_s > 0 && running ? `${duration(progress.left_s)} left` : ended(job) ? `it ${job.phase === 'finished' ? 'has ' : ''}${job.phase === 'failed' ? 'failed' : job.phase}` : 'time left is not known');
+  tile('time', 'Running for', duration(progress.running_s), ended(job) ? job.phase : progress.left_s > 0 && running ? `${duration(progress.left_s)} left` : 'the time left is not known');
 }
 
 function showHeldUp(job) {
@@ -111,6 +114,13 @@ function showCheckpoint(job) {
 
 // The rank that most of all held-up time is charged to, if that is much of the job's time; undefined: there is none.
 export function heldUpMost(job) {
+  if (!mostOf.has(job)) mostOf.set(job, findHeldUpMost(job));
+  return mostOf.get(job);
+}
+
+const mostOf = new WeakMap();  // By a job's snapshot: it is asked for by each row.
+
+function findHeldUpMost(job) {
   const workers = job.workers || [];
   const all = workers.reduce((sum, each) => sum + (each.held_up_s || 0), 0);
   const running = job.progress?.running_s || 0;
@@ -129,7 +139,7 @@ function showHeadline(job) {
 
 export function showTop(job) {
   const progress = job.progress || {};
-  const state = stateOf(job);
+  const now = stateOf(job);
   setText($('job-name'), job.job || 'A job');
   const counted = (n, word) => `${whole(n)} ${word}${n === 1 ? '' : 's'}`;
   setText($('job-facts'), [
@@ -138,7 +148,7 @@ export function showTop(job) {
     ...Object.entries(job.hyperparameters || {}).map(([name, value]) => `${name.replaceAll('_', ' ')} ${figure(value)}`),
   ].filter(Boolean).join(' · '));
   showHeadline(job);
-  showState(state);
+  showState(now);
   const share = progress.all_steps > 0 ? Math.min(1, progress.step / progress.all_steps) : null;
   setHidden($('progress'), share === null);
   if (share !== null) {
@@ -150,12 +160,12 @@ export function showTop(job) {
   showHeldUp(job);
   showCheckpoint(job);
   const trouble = job.failure || job.stuck || '';
-  setHidden($('trouble'), trouble === '' || $('headline-main').textContent.includes(trouble));
+  setHidden($('trouble'), trouble === '' || (job.headline || '').includes(trouble));
   setText($('trouble-text'), trouble);
-  announce(stateInWords(job));
+  announceState(stateInWords(job));
   setHidden($('gone'), true);
-  const where = state === 'running' && progress.step ? `step ${whole(progress.step)}` : STATES[state][1];
-  document.title = `${STATES[state][0]} ${where} – ${job.job || 'job'}`;
+  const where = now === 'running' && progress.step ? `step ${whole(progress.step)}` : STATES[now][1];
+  document.title = `${STATES[now][0]} ${where} – ${job.job || 'job'}`;
 }
 
 // All stays as it was; why, and since when.
@@ -166,7 +176,7 @@ export function showGone(reason, sinceMs, job, retryMs) {
   setHidden($('gone'), false);
   if (!finished) showState('gone');
   setText($('freshness'), job ? `as of ${clockTime(sinceMs)}` : '');
-  announce(`${$('gone-title').textContent}.`);
+  announceState(`${$('gone-title').textContent}.`);
   document.title = `${finished ? '■ ended' : '⚠ no answer'} – ${job?.job || 'job'}`;
 }
 
