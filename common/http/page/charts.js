@@ -87,6 +87,7 @@ const marks = {
   id: 'marks',
   afterDatasetsDraw(chart) {
     const {ctx, chartArea, scales} = chart;
+    let free = -Infinity;  // Words begin here at the earliest.
     for (const {x, text} of chart.marks || []) {
       const at = scales.x.getPixelForValue(x);
       if (at < chartArea.left - 1 || at > chartArea.right + 1) continue;
@@ -99,9 +100,12 @@ const marks = {
       ctx.lineTo(at, chartArea.bottom);
       ctx.stroke();
       ctx.font = `600 11px ${Chart.defaults.font.family}`;
-      const right = at + 40 > chartArea.right;
-      ctx.textAlign = right ? 'right' : 'left';
-      ctx.fillText(text, at + (right ? -4 : 4), chartArea.top + 10);
+      const width = ctx.measureText(text).width;
+      const begin = at + 4 + width > chartArea.right ? at - 4 - width : at + 4;
+      if (begin > free) {
+        ctx.fillText(text, begin, chartArea.top + 10);
+        free = begin + width + 6;
+      }
       ctx.restore();
     }
   },

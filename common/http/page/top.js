@@ -1,6 +1,6 @@
 // The head of the page: what the job does now, in words and in the main figures; and whether the server still answers.
 import {element, setClass, setHidden, setText} from './dom.js';
-import {clockTime, duration, figure, known, number, percent, ranks, whole} from './words.js';
+import {clockTime, duration, figure, known, number, percent, ranks, shortDuration, whole} from './words.js';
 
 const $ = (id) => document.getElementById(id);
 
@@ -100,6 +100,7 @@ function showHeldUp(job) {
   const worst = [...(job.workers || [])].sort((a, b) => b.held_up_s - a.held_up_s)[0];
   const slow = (job.workers || []).filter((each) => each.slow);
   if (slow.length > 0) tile('held', 'Slow', ranks(slow.map((each) => each.rank)), '▲ under half the median steps/s', 'warn');
+  else if (worst && worst.held_up_s < (job.progress?.running_s || 0) / 50) tile('held', 'Held up by', 'nobody for long', worst.held_up_s >= 0.05 ? `at most ${duration(worst.held_up_s)}, by rank ${worst.rank}` : '');
   else if (worst && worst.held_up_s >= 0.05) tile('held', 'Held up most by', `rank ${worst.rank}`, `${duration(worst.held_up_s)} in all${worst.host ? `, on ${worst.host}` : ''}`, heldUpMost(job)?.rank === worst.rank ? 'warn' : '');
   else tile('held', 'Held up by', 'nobody', '');
 }
@@ -172,7 +173,7 @@ export function showTop(job) {
 export function showGone(reason, sinceMs, job, retryMs) {
   const finished = job && ended(job);
   setText($('gone-title'), finished ? `The job has ${job.phase === 'failed' ? 'failed' : 'ended'}, and its server with it` : job ? 'The server does not answer' : 'Nothing to show yet: the server does not answer');
-  setText($('gone-text'), `${job ? `Since ${clockTime(sinceMs)}: ${reason}. All that you see is as it was then.` : `${reason}.`} The page asks again every ${duration(retryMs / 1000)}.`);
+  setText($('gone-text'), `${job ? `Since ${clockTime(sinceMs)}: ${reason}. All that you see is as it was then.` : `${reason}.`} The page asks again every ${retryMs > 1000 ? shortDuration(retryMs / 1000) : 'second'}.`);
   setHidden($('gone'), false);
   if (!finished) showState('gone');
   setText($('freshness'), job ? `as of ${clockTime(sinceMs)}` : '');
