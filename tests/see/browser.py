@@ -41,7 +41,7 @@ class Browser:
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = webdriver.Chrome(options=options, service=Service(DRIVER or ""))
         self.driver.set_page_load_timeout(WAIT_S)
-        self.driver.set_script_timeout(WAIT_S)
+        self.driver.set_script_timeout(3 * WAIT_S)  # axe-core looks at each cell of a table.
         self.resize(width, height)
 
     def resize(self, width: int, height: int, mobile: bool = False) -> None:

@@ -11,6 +11,7 @@ import {clockTime, duration, figure, percent, short, shortDuration, whole} from 
 const $ = (id) => document.getElementById(id);
 const BARS_MOST = 32;    // Ranks in a chart; the worst of more.
 const RECENT_S = 60;     // What "the last minute" is.
+const RUN_EVERY_MS = 5000;
 const ANNOUNCED = ['lost', 'rollback', 'checkpoint failed'];  // Kinds of events that screen readers hear.
 const SPLITS = ['train', 'test', 'validation'];
 
@@ -18,7 +19,7 @@ class Page {
   constructor() {
     this.job = null;
     this.series = {};
-    this.runs = new Map();    // By name, of earlier runs that were asked for: their series.
+    this.runs = new Map();    // By name, of earlier runs that were chosen: series, cursor, when they were asked for.
     this.axis = 'time';
     this.recent = false;
     this.snapshots = [];      // Of the last minute: when, and of each rank its steps and seconds.
@@ -65,7 +66,10 @@ class Page {
   }
 
   take({job, series, events, restarted}) {
-    if (restarted) this.snapshots = [];
+    if (restarted) {
+      this.snapshots = [];
+      this.series = {};
+    }
     this.job = job;
     this.answeredMs = Date.now();
     let changed = false;
@@ -74,10 +78,12 @@ class Page {
       changed = this.series[name].take(news) || changed;
     }
     this.remember(job);
+    document.body.classList.toggle('shard-only', Boolean(job.chief));
     showTop(job);
     setText($('freshness'), ended(job) ? `as of ${clockTime(this.answeredMs)}` : `live, ${clockTime(this.answeredMs)}`);
     setText($('version'), `psgrad ${job.version || ''}, generation ${job.generation ?? '–'}`);
     this.showRuns(job.runs || []);
+    for (const [name, run] of this.runs) if (this.answeredMs - run.askedMs >= RUN_EVERY_MS) this.askForRun(name);
     const begin = performance.now();
     if (changed || !this.drawn) this.drawCurves();
     this.drawHolds();
@@ -195,16 +201,21 @@ class Page {
       this.drawCurves();
       return;
     }
-    this.runs.set(name, {});
-    setText($('run-problem'), '');
+    this.runs.set(name, {series: {}, cursor: '', askedMs: 0});
+    await this.askForRun(name);
+  }
+
+  // A run that is called earlier may still go on.
+  async askForRun(name) {
+    const run = this.runs.get(name);
+    run.askedMs = Date.now();
     try {
-      const {series = {}} = await get(`api/v1/series?run=${encodeURIComponent(name)}`);
-      if (!this.runs.has(name)) return;
-      this.runs.set(name, {series: Object.fromEntries(Object.entries(series).map(([key, news]) => {
-        const made = new Series();
-        made.take(news);
-        return [key, made];
-      }))});
+      const since = run.cursor ? `&since=${encodeURIComponent(run.cursor)}` : '';
+      const {series = {}, cursor = ''} = await get(`api/v1/series?run=${encodeURIComponent(name)}${since}`);
+      if (this.runs.get(name) !== run) return;
+      run.cursor = cursor;
+      for (const [key, news] of Object.entries(series)) (run.series[key] ??= new Series()).take(news);
+      setText($('run-problem'), '');
       this.drawCurves();
     } catch (error) {
       setText($('run-problem'), `The run “${name}” cannot be shown: ${error.message}.`);

@@ -205,14 +205,15 @@ function summary(workers, job) {
 
 
 
-function checkpointSummary({checkpoints}) {
+function checkpointSummary({checkpoints, chief}) {
+  if (chief) return '';
   if (!checkpoints) return 'no checkpoints are written';
   if (checkpoints.failure) return `the last checkpoint failed: ${checkpoints.failure}`;
   return checkpoints.path ? `last checkpoint ${duration(checkpoints.age_s)} ago: ${checkpoints.path}` : 'no checkpoint yet';
 }
 
 const EVENT_KINDS = {
-  lost: ['bad', '✕'], stuck: ['bad', '▲'], 'checkpoint failed': ['bad', '✕'], slow: ['warn', '▼'], 'slow step': ['warn', '▼'],
+  lost: ['bad', '✕'], suspect: ['bad', '?'], stuck: ['bad', '▲'], 'checkpoint failed': ['bad', '✕'], slow: ['warn', '▼'], 'slow step': ['warn', '▼'],
   rollback: ['warn', '↺'], joined: ['good', '→'], done: ['good', '✓'], 'goes on': ['good', '●'], left: ['quiet', '←'],
 };
 

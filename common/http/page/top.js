@@ -14,6 +14,8 @@ const STATES = {
   failed: ['✕', 'failed', 'bad'],
   'shut down': ['■', 'shut down', 'quiet'],
   gone: ['⚠', 'not answering', 'bad'],
+  unknown: ['?', 'not known', 'quiet'],
+  part: ['◦', 'a server of the job', 'quiet'],
 };
 
 // A shorter wait is a step's usual one: so many seconds, and so many median steps.
@@ -21,7 +23,9 @@ const WAITING_S = 1;
 const WAITING_STEPS = 5;
 
 export function stateOf(job) {
-  if (job.phase !== 'running') return STATES[job.phase] ? job.phase : 'gathering';
+  // A server that is not the chief shows what it knows itself, and where the rest is.
+  if (job.chief) return 'part';
+  if (job.phase !== 'running') return STATES[job.phase] ? job.phase : 'unknown';
   if (job.stuck) return 'stuck';
   const {waits_for: waitsFor = [], waits_s: waits = 0, median_step_s: median = 0} = job.progress || {};
   return waitsFor.length > 0 && waits >= Math.max(WAITING_S, WAITING_STEPS * median) ? 'waiting' : 'running';
@@ -55,6 +59,8 @@ function stateInWords(job) {
     case 'finished': return 'The job finished.';
     case 'shut down': return 'The job was shut down.';
     case 'gathering': return 'The job waits to begin.';
+    case 'part': return job.headline;
+    case 'unknown': return 'The state of the job is not known.';
     default: return 'The job is running.';
   }
 }
@@ -144,7 +150,8 @@ export function showTop(job) {
   setText($('job-name'), job.job || 'A job');
   const counted = (n, word) => `${whole(n)} ${word}${n === 1 ? '' : 's'}`;
   setText($('job-facts'), [
-    job.mode, job.optimizer, counted(job.num_workers, 'worker'), counted(job.num_shards, 'server'),
+    job.mode, job.optimizer, job.num_workers > 0 ? counted(job.num_workers, 'worker') : '',
+    job.num_shards > 0 ? counted(job.num_shards, 'server') : '',
     job.parameters > 0 ? `${whole(job.parameters)} parameters` : '',
     ...Object.entries(job.hyperparameters || {}).map(([name, value]) => `${name.replaceAll('_', ' ')} ${figure(value)}`),
   ].filter(Boolean).join(' · '));
@@ -156,10 +163,12 @@ export function showTop(job) {
     $('progress').value = share;
     $('progress').setAttribute('aria-valuetext', `step ${whole(progress.step)} of ${whole(progress.all_steps)}`);
   }
-  showLoss(progress);
-  showRates(job);
-  showHeldUp(job);
-  showCheckpoint(job);
+  if (!job.chief) {
+    showLoss(progress);
+    showRates(job);
+    showHeldUp(job);
+    showCheckpoint(job);
+  }
   const trouble = job.failure || job.stuck || '';
   setHidden($('trouble'), trouble === '' || (job.headline || '').includes(trouble));
   setText($('trouble-text'), trouble);
