@@ -38,20 +38,25 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObservedJob]:
         server_flags=("--mode=bsp", *patience, *checkpoints),
         worker_flags=("--steps=1000000", "--batch_size=50", "--eval_every=0.5", *pace),
     )
-    yield started
-    started.end()
+    # One more, which is refused as it is of another job.
+    other = started.start_worker(0, "--job=another", f"--metrics_file={folder / 'another.jsonl'}")
+    try:
+        assert other.wait(30) != 0
+        yield started
+    finally:
+        other.kill()
+        started.end()
 
 
 @pytest.fixture(scope="module")
 def prometheus(job: ObservedJob, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """One that has seen the job train for some seconds, take checkpoints, evaluate, and refuse a worker."""
+    """One that has seen the job train for some seconds, take checkpoints and evaluate."""
     started = Prometheus(tmp_path_factory.mktemp("prometheus"), job.pages)
-    other = job.start_worker(0, "--batch_size=7", "--name=another", f"--metrics_file={job.folder / 'another.jsonl'}")
-    assert other.wait(30) != 0
     try:
         wait_until("a checkpoint is in a rate", lambda: started.query("rate(ps_checkpoint_seconds_count[10s]) > 0"))
         wait_until("an evaluation is told", lambda: started.query('ps_accuracy_ratio{split="test"}'))
         wait_until("all workers have told of them", lambda: len(started.query("ps_worker_info")) == WORKERS)
+        wait_until("a refusal is told", lambda: started.query("rate(ps_refused_calls_total[10s])"))
         yield started
     finally:
         started.end()
@@ -66,7 +71,7 @@ def ready_metrics(job: ObservedJob) -> dict[str, Family]:
 
     def found() -> dict[str, Family] | None:
         families = metrics(job)
-        told = families["ps_accuracy_ratio"].samples and families["ps_worker_info"].samples
+        told = "ps_accuracy_ratio" in families and "ps_refused_calls_total" in families
         return families if told and value(families, "ps_checkpoint_seconds_count") else None
 
     ready: dict[str, Family] = wait_until("the job was evaluated and saved", found)
