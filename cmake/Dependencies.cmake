@@ -20,6 +20,7 @@ find_package(spdlog CONFIG REQUIRED)
 find_package(nlohmann_json CONFIG REQUIRED)
 find_package(ZLIB REQUIRED)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
+pkg_check_modules(ISAL REQUIRED IMPORTED_TARGET libisal)
 # CUDA: the compiler, the runtime and cuBLASLt. Sanitized builds do without: they are not for code on a GPU.
 set(PS_HAVE_CUDA OFF)
 if(PS_CUDA STREQUAL "ON" OR (PS_CUDA STREQUAL "AUTO" AND NOT PS_SANITIZE))
