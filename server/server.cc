@@ -169,6 +169,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
 
 absl::Status Server::MakeChief(const std::stop_token& stop) {
   ChiefOptions options = MakeChiefOptions(options_);
+  options.counts = lineage_.counts;
   if (takes_checkpoints()) PS_RETURN_IF_ERROR(ChooseGeneration(options, stop));
   generation_ = options.generation;
   chief_ = std::make_unique<Chief>(
@@ -269,6 +270,7 @@ void Server::Tick() {
     }
     if (follower_ != nullptr && follows()) follower_->Tick(now);
     shard_->Tick(now);
+    if (chief_ != nullptr) chief_->OnWaits(shard_->Waits(now));
     if (store_ != nullptr) store_->Tick(now);
     data_service_->Tick(now);
     if (local_service_ != nullptr) local_service_->Tick();
@@ -375,6 +377,10 @@ absl::Status Server::Wait() {
   }
   health_->SetServing(false);
   if (comes_back) {
+    if (rolled_back() && chief_ != nullptr) {
+      lineage_.counts = chief_->counts();
+      ++lineage_.counts.rollbacks;
+    }
     shard_->Shutdown(absl::UnavailableError("this generation of the job is over: " + failure));
     health_->EndWatches();
     listener_->Stop();

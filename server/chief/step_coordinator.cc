@@ -80,6 +80,15 @@ std::vector<StepSet> StepCoordinator::Tick(TimePoint now) {
   return decided;
 }
 
+std::vector<uint32_t> StepCoordinator::Missing() const {
+  if (!leads() || (complete_.empty() && partial_.empty()) || mode_->Enough(complete_.size())) return {};
+  std::set<uint32_t> complete = idle_;
+  for (const auto& [push, incarnation] : complete_) complete.insert(push.second);
+  std::vector<uint32_t> missing = mode_->WaitsFor();
+  std::erase_if(missing, [&](uint32_t rank) { return complete.contains(rank); });
+  return missing;
+}
+
 std::string StepCoordinator::Incomplete() const {
   if (partial_.empty()) return "";
   const Push& push = partial_.begin()->first;

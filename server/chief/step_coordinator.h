@@ -48,6 +48,8 @@ class StepCoordinator {
   // The sets that have waited for long enough.
   std::vector<StepSet> Tick(TimePoint now);
 
+  // The ranks that a set waits for, ascending: others have pushed, on some shards at least. None if those are enough.
+  std::vector<uint32_t> Missing() const;
   // "step 3: the push of rank 1 is not complete on shard 2", for the first push that some shards have and others have
   // not; empty if there is none.
   std::string Incomplete() const;
