@@ -23,7 +23,7 @@ readonly INSTALL_TIMEOUT_S=1800  # For one call of apt-get.
 # ocl-icd-opencl-dev: the CMake file of Debian's libdnnl-dev looks for OpenCL, on which the package does not depend.
 required=(build-essential cmake ninja-build pkg-config git ca-certificates
   protobuf-compiler protobuf-compiler-grpc libgrpc++-dev libprotobuf-dev libabsl-dev
-  catch2 libdnnl-dev ocl-icd-opencl-dev libspdlog-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev python3
+  catch2 libdnnl-dev ocl-icd-opencl-dev libspdlog-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev libisal-dev python3
   libmicrohttpd-dev prometheus-cpp-dev libjs-chart.js)
 # Optional data and tools: the project builds without them, and a release may lack them.
 optional=(dataset-fashion-mnist python3-grpcio python3-protobuf python3-numpy ccache iproute2 iptables strace)
