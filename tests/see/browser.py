@@ -28,14 +28,20 @@ class Browser:
     def __init__(self, folder: Path, width: int = 1280, height: int = 1600) -> None:
         options = webdriver.ChromeOptions()
         options.binary_location = CHROMIUM or ""
-        for flag in ("--headless=new", "--disable-gpu", "--hide-scrollbars", "--no-first-run", f"--user-data-dir={folder}"):
+        for flag in (
+            "--headless=new",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--no-first-run",
+            f"--user-data-dir={folder}",
+        ):
             options.add_argument(flag)
         if os.geteuid() == 0:
             options.add_argument("--no-sandbox")  # Chromium's does not work for root.
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = webdriver.Chrome(options=options, service=Service(DRIVER or ""))
         self.driver.set_page_load_timeout(WAIT_S)
-        self.driver.set_script_timeout(WAIT_S)
+        self.driver.set_script_timeout(3 * WAIT_S)  # axe-core looks at each cell of a table.
         self.resize(width, height)
 
     def resize(self, width: int, height: int, mobile: bool = False) -> None:

@@ -87,6 +87,7 @@ const marks = {
   id: 'marks',
   afterDatasetsDraw(chart) {
     const {ctx, chartArea, scales} = chart;
+    let free = -Infinity;  // Words begin here at the earliest.
     for (const {x, text} of chart.marks || []) {
       const at = scales.x.getPixelForValue(x);
       if (at < chartArea.left - 1 || at > chartArea.right + 1) continue;
@@ -99,9 +100,12 @@ const marks = {
       ctx.lineTo(at, chartArea.bottom);
       ctx.stroke();
       ctx.font = `600 11px ${Chart.defaults.font.family}`;
-      const right = at + 40 > chartArea.right;
-      ctx.textAlign = right ? 'right' : 'left';
-      ctx.fillText(text, at + (right ? -4 : 4), chartArea.top + 10);
+      const width = ctx.measureText(text).width;
+      const begin = at + 4 + width > chartArea.right ? at - 4 - width : at + 4;
+      if (begin > free) {
+        ctx.fillText(text, begin, chartArea.top + 10);
+        free = begin + width + 6;
+      }
       ctx.restore();
     }
   },
@@ -131,6 +135,13 @@ function paint(chart) {
 
 const TOOLTIP = {borderWidth: 1, padding: 8, usePointStyle: true, boxWidth: 8, boxPadding: 4, caretSize: 0};
 
+// Between the ticks of an axis of time, in seconds, so that there is room for each one's words.
+function timeStep(seconds, width) {
+  const most = Math.max(2, Math.floor(width / 60));
+  const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200];
+  return steps.find((step) => seconds / step <= most) || Math.ceil(seconds / most / 86400) * 86400;
+}
+
 // A logarithmic axis has a word at 1, 2 and 5 of each decade only.
 function logTick(value, format) {
   const digit = value / 10 ** Math.floor(Math.log10(value) + 1e-9);
@@ -154,7 +165,7 @@ export class LineChart {
         normalized: true,
         interaction: {mode: 'eachNearest', intersect: false},
         scales: {
-          x: {type: 'linear', grid: {drawTicks: false}, ticks: {maxRotation: 0, autoSkipPadding: 24, padding: 6, callback: (value) => this.xText(value)}},
+          x: {type: 'linear', grid: {drawTicks: false}, ticks: {maxRotation: 0, autoSkipPadding: 24, includeBounds: false, padding: 6, callback: (value) => this.xText(value)}},
           y: this.yScale(false),
         },
         plugins: {
@@ -204,6 +215,7 @@ export class LineChart {
     chart.data.datasets = all.flatMap((line) => this.datasetsOf(line, key, log));
     const first = Math.min(...all.filter((line) => line.points.length).map((line) => line.points[0][key]));
     const last = Math.max(...all.filter((line) => line.points.length).map((line) => line.points[line.points.length - 1][key]));
+    chart.options.scales.x.ticks.stepSize = key === 't' && Number.isFinite(last) ? timeStep(last, chart.canvas.parentNode.clientWidth) : undefined;
     chart.options.scales.x.min = Number.isFinite(first) ? Math.min(first, 0) : undefined;
     chart.options.scales.x.max = Number.isFinite(last) && last > 0 ? last : undefined;
     chart.update('none');
