@@ -6,6 +6,7 @@
 #include <spdlog/spdlog.h>
 #include <nlohmann/json.hpp>
 #include "absl/strings/str_format.h"
+#include "worker/train/training_records.h"
 
 namespace ps {
 namespace {
@@ -92,6 +93,9 @@ StepTotals& StepTotals::operator+=(const StepTotals& more) {
 void StepStats::Add(const StepRecord& step, TimePoint now) {
   const ExchangeTimes times = Exposed(step.exchanged, step.exposed_s);
   metrics_.Write("step", Fields(step, times));
+  if (records_ != nullptr) {
+    records_->OnStep(step, {.push_s = times.push_s, .wait_s = times.wait_s, .pull_s = times.pull_s}, now);
+  }
   progress_.Step(step.batch + 1, step.computed.loss, step.samples, now);
   if (step.batch < warm_up_steps_) return;
   totals_.samples += step.samples;

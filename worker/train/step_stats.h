@@ -58,6 +58,8 @@ struct StepRecord {
   double exposed_s = 0;
 };
 
+class TrainingRecords;  // training_records.h
+
 // Used by one thread.
 class StepStats {
  public:
@@ -73,6 +75,9 @@ class StepStats {
   // Adds to train_s what the training loop spent on a batch. It is more than its phases: there are hooks and metrics.
   void AddTime(int64_t batch, double seconds);
 
+  // From now on each batch is recorded there, too, which outlives this.
+  void RecordIn(TrainingRecords& records) { records_ = &records; }
+
   const StepTotals& totals() const { return totals_; }
 
  private:
@@ -80,6 +85,7 @@ class StepStats {
   const int64_t warm_up_steps_;
   Progress progress_;
   StepTotals totals_;
+  TrainingRecords* records_ = nullptr;
 };
 
 }  // namespace ps

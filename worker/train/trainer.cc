@@ -74,6 +74,7 @@ absl::Status Trainer::JoinJob(const ClientOptions& options) {
   PS_ASSIGN_OR_RETURN(client_, Client::Join(options, prepared_.layout));
   result_.rank = client_->rank();
   prepared_.metrics->set_number(result_.rank);
+  PS_RETURN_IF_ERROR(prepared_.records->Begin(result_.rank, options_.client.job));
   return absl::OkStatus();
 }
 
@@ -179,6 +180,7 @@ absl::Status Trainer::Start() {
   // A job that can be rolled back may have to begin anew.
   if (client_->server_timeout() == absl::ZeroDuration()) initial = {};
   exchanges_.emplace(*client_, std::move(started), waiting_);
+  exchanges_->RecordIn(prepared_.records->trace());
   if (exchanges_->step() > client_->start_step()) {
     feed_->SkipTo(static_cast<uint64_t>(FirstBatch(client_->policy(), exchanges_->step(), source_->batches_per_epoch(),
                                                    source_->total_batches(), {}, origin_)));
@@ -201,6 +203,7 @@ void Trainer::TellJoinedAgain() {
                                         {"version", exchanges_->version()}});
     return;
   }
+  prepared_.records->OnRolledBack(exchanges_->step());
   spdlog::warn("generation {}: rolled back to step {} (version {}); going on", client_->generation(),
                exchanges_->step(), client_->restored_version());
   prepared_.metrics->Write(
@@ -213,6 +216,7 @@ absl::Status Trainer::Train() {
   const int64_t first = feed_->next_place();
   const int64_t total = source_->total_batches();
   stats_.emplace(*prepared_.metrics, first, total, options_.warm_up_steps, Now());
+  stats_->RecordIn(*prepared_.records);
   pace_.emplace(options_.pace, options_.seed, client_->rank(), stop_.get_token());
   PS_ASSIGN_OR_RETURN(steps_, MakeSteps({.client = *client_,
                                          .exchanges = *exchanges_,
@@ -448,7 +452,10 @@ absl::Status Trainer::MakeBatches() {
                                                                .device = prepared_.device,
                                                                .rank = client_->rank(),
                                                                .metrics = *prepared_.metrics,
-                                                               .keeps_best = !options_.keep_best.empty()}));
+                                                               .keeps_best = !options_.keep_best.empty(),
+                                                               .on_evaluated = [this](const auto&... found) {
+                                                                 prepared_.records->OnEvaluated(found...);
+                                                               }}));
     if (!backend_->unified()) PS_RETURN_IF_ERROR(evaluation_->SetUp());
   }
   return train_batches_->KeepSamples();
