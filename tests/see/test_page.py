@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from browser import Browser, needs_browser
+from browser import Browser, axe_violations, needs_browser
 from fixture_job import FixtureJob
 from fixture_server import FixtureServer
 
@@ -49,16 +48,6 @@ def shown_points(browser: Browser, panel: str) -> int:
 def worker_rows(browser: Browser) -> list[str]:
     """The rows of the workers' table as text."""
     return list(browser.run("return [...document.querySelectorAll('#workers tbody tr')].map(row => row.innerText)"))
-
-
-def axe_violations(browser: Browser) -> list[str]:
-    """What axe-core finds wrong, by rule and by the first element."""
-    axe_core_python = pytest.importorskip("axe_core_python", reason="axe_core_python is not installed")
-    script = next(Path(axe_core_python.__file__).parent.rglob("axe.min.js")).read_text()
-    # Through the debugger, which the page's policy does not hold up.
-    browser.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": script})
-    result = browser.driver.execute_async_script("axe.run(document).then(arguments[0])")
-    return [f"{each['id']}: {each['help']}: {each['nodes'][0]['html'][:200]}" for each in result["violations"]]
 
 
 def test_charts_move_as_the_job_goes_on(page: Browser, job: FixtureJob) -> None:
