@@ -332,6 +332,17 @@ def test_a_loss_that_is_not_a_number_is_said(page: Browser, job: FixtureJob) -> 
     page.screenshot("nan")
 
 
+def test_what_went_wrong_is_said(page: Browser, job: FixtureJob) -> None:
+    job.checkpoint_failure = "the disk is full"
+    page.wait("document.querySelector('#tile-checkpoint').innerText.includes('the disk is full')")
+    assert "the disk is full" in page.text("#servers-now")
+    job.phase, job.failure = "failed", "rank 2 <w2> told weights of another shape"
+    page.wait("document.body.dataset.state === 'failed'")
+    assert "failed at step" in page.text("#headline").lower()
+    assert job.failure in page.text("#headline")
+    assert page.text("#announcement") == f"The job failed. {job.failure}"
+
+
 def test_names_are_shown_as_they_are(page: Browser, job: FixtureJob) -> None:
     job.job_name = job.names[1] = job.hosts[1] = HOSTILE
     job.runs[HOSTILE] = job.series
