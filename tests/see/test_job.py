@@ -15,7 +15,7 @@ from observed_job import ObservedJob
 
 pytestmark = needs_browser
 
-DRAWN = "document.querySelector('#loss .chart canvas').offsetHeight > 0"
+DRAWN = "document.querySelector('#loss .chart canvas')?.offsetHeight > 0"
 NAMED_WITHIN_S = 3.0
 SLACK_S = 2.0  # Of a busy machine, and of the browser's own look once a second.
 

@@ -14,7 +14,7 @@ from fixture_server import FixtureServer
 
 pytestmark = needs_browser
 
-DRAWN = "document.querySelector('#loss .chart canvas').offsetHeight > 0"
+DRAWN = "document.querySelector('#loss .chart canvas')?.offsetHeight > 0"
 CHARTS = ("loss", "accuracy", "speed", "steps", "rate", "phases", "held-up", "staleness")
 HOSTILE = """<img src=x onerror="document.title='taken'"><script>document.title='taken'</script>'&quot;"""
 
@@ -233,6 +233,22 @@ def test_lines_are_drawn_over_steps_and_samples(page: Browser, job: FixtureJob) 
     for axis, last in (("steps", job.step), ("samples", job.samples)):
         page.run("document.querySelector(`input[value=${arguments[0]}]`).click()", axis)
         assert page.run("return Chart.getChart(document.querySelector('#loss .chart canvas')).scales.x.max") == last
+
+
+def test_what_came_after_a_rollback_is_drawn_over_the_same_steps(page: Browser, job: FixtureJob) -> None:
+    most = job.step
+    job.step -= 600
+    for _ in range(10):
+        job.tick()
+    assert job.step < most
+    page.wait(f"document.querySelector('#headline').innerText.includes('{job.step:,}')")
+    page.run("document.querySelector('input[value=steps]').click()")
+    assert page.run("return Chart.getChart(document.querySelector('#loss .chart canvas')).scales.x.max") == most
+    drawn = page.run(
+        """const chart = Chart.getChart(document.querySelector('#loss .chart canvas'));
+        return chart.getDatasetMeta(2).data.filter(point => !point.skip && point.x <= chart.chartArea.right).length"""
+    )
+    assert drawn == len(job.series["loss"].points)
 
 
 def test_a_logarithmic_scale_and_a_line_can_be_chosen(page: Browser) -> None:
