@@ -460,30 +460,39 @@ RankWait JobState::Waits(TimePoint now) const {
   return wait.ranks.empty() ? RankWait() : wait;
 }
 
+std::optional<std::chrono::nanoseconds> JobState::StuckFor(TimePoint now) const {
+  if (phase_ != v1::PHASE_RUNNING || finishing_ || superseded()) return std::nullopt;
+  return progress_.StuckFor(now);
+}
+
 std::string JobState::Stuck(TimePoint now) const {
-  const auto time =
-      phase_ == v1::PHASE_RUNNING && !finishing_ && !superseded() ? progress_.StuckFor(now) : std::nullopt;
+  const auto time = StuckFor(now);
   if (!time.has_value()) return "";
   std::vector<uint32_t> missing = Waits(now).ranks;
-  if (missing.empty() && shards_.Missing().empty() && !HasTooFew() && replacements_.empty() &&
-      shards_.waiting_for().empty()) {
+  std::string who = missing.empty() ? steps_.Incomplete() : "";
+  const bool others = !who.empty() || !shards_.Missing().empty() || HasTooFew() || !replacements_.empty() ||
+                      !shards_.waiting_for().empty();
+  if (missing.empty() && !others) {
     for (const auto& [rank, member] : members_.members()) {
       if (!member.done) missing.push_back(rank);
     }
   }
-  const std::string who = missing.empty() ? WaitingFor(now) : "waiting for " + DescribeMembers(missing, now);
+  if (!missing.empty()) who = "waiting for " + DescribeMembers(missing, now);
+  if (who.empty()) who = WaitingFor(now);
   return absl::StrCat("no version for ", FormatSeconds(*time), who.empty() ? "" : "; ", who);
 }
 
 void JobState::SayStuck(TimePoint now) {
-  const std::string stuck = Stuck(now);
-  if (stuck.empty() == !stuck_since_.has_value()) return;
-  if (stuck_since_.has_value()) {
-    if (phase_ == v1::PHASE_RUNNING) spdlog::info("the job goes on, after {}", FormatSeconds(now - *stuck_since_));
-    return stuck_since_.reset();
+  const auto time = StuckFor(now);
+  if (time.has_value() == stuck_since_.has_value()) return;
+  if (time.has_value()) {
+    stuck_since_ = now - *time;
+    return spdlog::warn("the job is stuck: {}", Stuck(now));
   }
-  stuck_since_ = now - *progress_.StuckFor(now);
-  spdlog::warn("the job is stuck: {}", stuck);
+  if (phase_ == v1::PHASE_RUNNING && !finishing_) {
+    spdlog::info("the job goes on, after {}", FormatSeconds(now - *stuck_since_));
+  }
+  stuck_since_.reset();
 }
 
 absl::StatusOr<bool> JobState::Leave(const v1::LeaveRequest& request, TimePoint now) {

@@ -354,6 +354,7 @@ class JobState {
   std::string WaitingForSteps(TimePoint now) const;
   // "rank 1 (worker-1 on host-b, evaluating, last heard from 2 s ago)", of the first few of them.
   std::string DescribeMembers(const std::vector<uint32_t>& ranks, TimePoint now) const;
+  std::optional<std::chrono::nanoseconds> StuckFor(TimePoint now) const;
   // Says once that the job is stuck, and once that it goes on.
   void SayStuck(TimePoint now);
   // "2 more workers (1 of at least 3 are there)", while there are too few of them.

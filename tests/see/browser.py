@@ -28,14 +28,20 @@ class Browser:
     def __init__(self, folder: Path, width: int = 1280, height: int = 1600) -> None:
         options = webdriver.ChromeOptions()
         options.binary_location = CHROMIUM or ""
-        for flag in ("--headless=new", "--disable-gpu", "--hide-scrollbars", "--no-first-run", f"--user-data-dir={folder}"):
+        for flag in (
+            "--headless=new",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--no-first-run",
+            f"--user-data-dir={folder}",
+        ):
             options.add_argument(flag)
         if os.geteuid() == 0:
             options.add_argument("--no-sandbox")  # Chromium's does not work for root.
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = webdriver.Chrome(options=options, service=Service(DRIVER or ""))
         self.driver.set_page_load_timeout(WAIT_S)
-        self.driver.set_script_timeout(WAIT_S)
+        self.driver.set_script_timeout(3 * WAIT_S)  # axe-core looks at each cell of a table.
         self.resize(width, height)
 
     def resize(self, width: int, height: int, mobile: bool = False) -> None:
@@ -90,3 +96,13 @@ class Browser:
     def close(self) -> None:
         """Ends the browser."""
         self.driver.quit()
+
+
+def axe_violations(browser: Browser) -> list[str]:
+    """What axe-core finds wrong, by rule and by the first element."""
+    axe_core_python = pytest.importorskip("axe_core_python", reason="axe_core_python is not installed")
+    script = next(Path(axe_core_python.__file__).parent.rglob("axe.min.js")).read_text()
+    # Through the debugger, which the page's policy does not hold up.
+    browser.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": script})
+    result = browser.driver.execute_async_script("axe.run(document).then(arguments[0])")
+    return [f"{each['id']}: {each['help']}: {each['nodes'][0]['html'][:200]}" for each in result["violations"]]

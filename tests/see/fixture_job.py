@@ -23,6 +23,12 @@ def text_number(value: float) -> float | str:
     return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
+def loss_range(batches: int, loss: tuple[float, float, float]) -> Json:
+    """The least, mean and largest of so many batches."""
+    least, mean, largest = (text_number(each) for each in loss)
+    return {"batches": batches, "mean": mean, "least": least, "largest": largest}
+
+
 class FixtureSeries:
     """At most so many points; when full, neighbours merge and keep least, mean and largest."""
 
@@ -40,9 +46,7 @@ class FixtureSeries:
 
     def since(self, cursor: tuple[int, int] | None) -> Json:
         """All points, or those since the cursor's count, the last one again."""
-        news = (
-            self.points if cursor is None or cursor[1] != self.merges else self.points[max(0, cursor[0] - 1) :]
-        )
+        news = self.points if cursor is None or cursor[1] != self.merges else self.points[max(0, cursor[0] - 1) :]
         reset = news is self.points
         return {"reset": reset, "points": [[text_number(each) for each in point] for point in news]}
 
@@ -58,6 +62,7 @@ class FixtureJob:
         self.hosts = [f"host-{'abcd'[rank % 4]}" for rank in range(workers)]
         self.phase = "running"
         self.failure = ""
+        self.checkpoint_failure = ""
         self.straggler: int | None = None
         self.stopped: int | None = None
         self.stopped_s = 0.0
@@ -144,8 +149,13 @@ class FixtureJob:
         self._add("loss.test", loss, loss, loss)
         self._add("accuracy.test", accuracy, accuracy, accuracy)
         self.evaluations["test"] = {
-            "split": "test", "step": self.step, "version": self.step, "loss": loss, "accuracy": accuracy, "samples": self.samples,
-        }  # fmt: skip
+            "split": "test",
+            "step": self.step,
+            "version": self.step,
+            "loss": loss,
+            "accuracy": accuracy,
+            "samples": self.samples,
+        }
 
     def _headline(self) -> str:
         if self.phase != "running":
@@ -159,7 +169,8 @@ class FixtureJob:
 
     def _waits(self) -> str:
         rank = self.stopped or 0
-        return f"waiting {self.stopped_s:.1f} s for rank {rank} on {self.hosts[rank]}, last heard from {self.stopped_s:.1f} s ago"
+        waits = f"{self.stopped_s:.1f} s"
+        return f"waiting {waits} for rank {rank} on {self.hosts[rank]}, last heard from {waits} ago"
 
     def stuck(self) -> str:
         """Who is missing, after ten seconds."""
@@ -174,16 +185,26 @@ class FixtureJob:
         loss = self.loss_now()
         stopped = rank == self.stopped
         return {
-            "rank": rank, "name": self.names[rank], "host": self.hosts[rank],
-            "state": "suspect" if stopped and self.stopped_s > 5 else "live", "busy_with": "",
-            "step": self.step, "last_heard_s": self.stopped_s if stopped else self.random.uniform(0, 0.9),
-            "held_up_s": self.held_up[rank], "steps_per_s": 0.0 if stopped else 12.3,
-            "slow": self.mode in ("asp", "easgd") and rank == self.straggler, "steps": self.step, "samples": per_worker,
-            "loss": {"batches": 12, "mean": text_number(loss[1]), "least": text_number(loss[0]), "largest": text_number(loss[2])} if self.step else None,
+            "rank": rank,
+            "name": self.names[rank],
+            "host": self.hosts[rank],
+            "state": "suspect" if stopped and self.stopped_s > 5 else "live",
+            "busy_with": "",
+            "step": self.step,
+            "last_heard_s": self.stopped_s if stopped else self.random.uniform(0, 0.9),
+            "held_up_s": self.held_up[rank],
+            "steps_per_s": 0.0 if stopped else 12.3,
+            "slow": self.mode in ("asp", "easgd") and rank == self.straggler,
+            "steps": self.step,
+            "samples": per_worker,
+            "loss": loss_range(12, loss) if self.step else None,
             "seconds": dict(self.seconds[rank]) if self.step else None,
-            "sent_bytes": self.step * 407080, "received_bytes": self.step * 407080,
-            "link": "tcp" if rank else "shared_memory", "device": "cpu", "dropped_reports": 0,
-        }  # fmt: skip
+            "sent_bytes": self.step * 407080,
+            "received_bytes": self.step * 407080,
+            "link": "tcp" if rank else "shared_memory",
+            "device": "cpu",
+            "dropped_reports": 0,
+        }
 
     def _shard(self, shard: int) -> Json:
         def spread(middle: int) -> Json:
@@ -193,15 +214,33 @@ class FixtureJob:
             return {"counts": counts, "sum": self.step * 0.01}
 
         return {
-            "shard": shard, "address": f"10.0.0.{7 + shard}:5001", "version": self.step, "learning_rate": 0.1, "updates": self.step,
-            "answers": {"applied": self.step * 4, "duplicate": 2, "stale": 0, "fenced": 0}, "applied_samples": self.samples, "dropped_samples": 0,
-            "inflight_bytes": self.random.randrange(0, 900_000), "inflight_limit_bytes": 1 << 30, "parked_calls": 3, "parked_calls_limit": 1024,
-            "version_buffers": 2, "version_buffers_limit": 4, "weight_bytes": 203540,
+            "shard": shard,
+            "address": f"10.0.0.{7 + shard}:5001",
+            "version": self.step,
+            "learning_rate": 0.1,
+            "updates": self.step,
+            "answers": {"applied": self.step * 4, "duplicate": 2, "stale": 0, "fenced": 0},
+            "applied_samples": self.samples,
+            "dropped_samples": 0,
+            "inflight_bytes": self.random.randrange(0, 900_000),
+            "inflight_limit_bytes": 1 << 30,
+            "parked_calls": 3,
+            "parked_calls_limit": 1024,
+            "version_buffers": 2,
+            "version_buffers_limit": 4,
+            "weight_bytes": 203540,
             "links": [{"link": "tcp", "received_bytes": self.step * 610000, "sent_bytes": self.step * 610000}],
-            "push_seconds": spread(4), "apply_seconds": spread(2), "push_wait_seconds": spread(7), "pull_wait_seconds": spread(6),
-            "checkpoint_seconds": spread(5), "refused_calls": {"RESOURCE_EXHAUSTED": 2} if shard else {},
-            "checkpoint_age_s": self.t % 30, "checkpoint_failures": 0, "clock_gap_steps": 0, "waiting_for": "",
-        }  # fmt: skip
+            "push_seconds": spread(4),
+            "apply_seconds": spread(2),
+            "push_wait_seconds": spread(7),
+            "pull_wait_seconds": spread(6),
+            "checkpoint_seconds": spread(5),
+            "refused_calls": {"RESOURCE_EXHAUSTED": 2} if shard else {},
+            "checkpoint_age_s": self.t % 30,
+            "checkpoint_failures": 0,
+            "clock_gap_steps": 0,
+            "waiting_for": "",
+        }
 
     def job(self) -> Json:
         """As of /api/v1/job."""
@@ -209,23 +248,52 @@ class FixtureJob:
         loss = self.loss_now()
         waits = [self.stopped] if self.stopped is not None else []
         return {
-            "job": self.job_name, "version": "0.1.0", "generation": 7, "phase": self.phase, "failure": self.failure,
-            "mode": self.mode, "optimizer": "sgd", "num_workers": len(self.names), "min_workers": 0, "max_workers": 0, "standbys": 0,
-            "num_shards": 2, "parameters": 101770, "headline": "gathering: ranks 0 to 3 are missing" if gathering else self._headline(),
-            "waiting_for": "ranks 0 to 3 are missing" if gathering else "", "stuck": self.stuck(),
+            "job": self.job_name,
+            "version": "0.1.0",
+            "generation": 7,
+            "phase": self.phase,
+            "failure": self.failure,
+            "mode": self.mode,
+            "optimizer": "sgd",
+            "num_workers": len(self.names),
+            "min_workers": 0,
+            "max_workers": 0,
+            "standbys": 0,
+            "num_shards": 2,
+            "parameters": 101770,
+            "headline": "gathering: ranks 0 to 3 are missing" if gathering else self._headline(),
+            "waiting_for": "ranks 0 to 3 are missing" if gathering else "",
+            "stuck": self.stuck(),
             "progress": {
-                "step": self.step, "all_steps": 0 if gathering else self.all_steps, "samples": self.samples,
-                "steps_per_s": 12.3 if self.step else 0, "samples_per_s": 12.3 * 64 * len(self.names) if self.step else 0,
-                "left_s": max(0, (self.all_steps - self.step) / 12.3) if self.step else 0, "median_step_s": 0.081 if self.step else 0,
-                "since_version_s": self.stopped_s or 0.1, "running_s": 0 if gathering else self.t,
-                "loss": {"batches": 49, "mean": text_number(loss[1]), "least": text_number(loss[0]), "largest": text_number(loss[2])} if self.step else None,
-                "evaluations": list(self.evaluations.values()), "waits_for": waits, "waits_s": self.stopped_s,
+                "step": self.step,
+                "all_steps": 0 if gathering else self.all_steps,
+                "samples": self.samples,
+                "steps_per_s": 12.3 if self.step else 0,
+                "samples_per_s": 12.3 * 64 * len(self.names) if self.step else 0,
+                "left_s": max(0, (self.all_steps - self.step) / 12.3) if self.step else 0,
+                "median_step_s": 0.081 if self.step else 0,
+                "since_version_s": self.stopped_s or 0.1,
+                "running_s": 0 if gathering else self.t,
+                "loss": loss_range(49, loss) if self.step else None,
+                "evaluations": list(self.evaluations.values()),
+                "waits_for": waits,
+                "waits_s": self.stopped_s,
             },
             "hyperparameters": {"learning_rate": 0.1, "momentum": 0.9},
             "workers": [] if gathering else [self._worker(rank) for rank in range(len(self.names))],
             "shards": [self._shard(shard) for shard in range(2)],
-            "staleness": {"bounds": STALENESS_BOUNDS, "counts": self.staleness}, "seconds_bounds": SECONDS_BOUNDS,
-            "checkpoints": {"path": "ckpt/version-900", "version": self.step // 30 * 30, "age_s": self.t % 30, "failure": "", "writing_s": 0, "writing": ""},
-            "slowest": self.slowest, "counts": {"rollbacks": 0, "worker_losses": 0, "checkpoint_failures": 0, "dropped_reports": 0},
-            "runs": sorted(self.runs), "unix_ms": self.unix_ms,
-        }  # fmt: skip
+            "staleness": {"bounds": STALENESS_BOUNDS, "counts": self.staleness},
+            "seconds_bounds": SECONDS_BOUNDS,
+            "checkpoints": {
+                "path": "ckpt/version-900",
+                "version": self.step // 30 * 30,
+                "age_s": self.t % 30,
+                "failure": self.checkpoint_failure,
+                "writing_s": 0,
+                "writing": "",
+            },
+            "slowest": self.slowest,
+            "counts": {"rollbacks": 0, "worker_losses": 0, "checkpoint_failures": 0, "dropped_reports": 0},
+            "runs": sorted(self.runs),
+            "unix_ms": self.unix_ms,
+        }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,10 +29,20 @@ class FixtureServer:
         self.job = job
         self.paths: list[str] = []
         self.status = 200
+        self.connections: set[socket.socket] = set()
         fixture = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                super().setup()
+                fixture.connections.add(self.connection)
+
+            def finish(self) -> None:
+                fixture.connections.discard(self.connection)
+                with contextlib.suppress(OSError):
+                    super().finish()
 
             def do_GET(self) -> None:
                 fixture.paths.append(self.path)
@@ -102,6 +114,9 @@ class FixtureServer:
         self.http.shutdown()
         self.http.server_close()
         self.thread.join()
+        for connection in list(self.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def main() -> None:

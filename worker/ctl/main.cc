@@ -18,11 +18,12 @@
 #include "worker/ctl/job_calls.h"
 #include "worker/ctl/report.h"
 #include "worker/ctl/status.h"
+#include "worker/ctl/traces.h"
 #include "worker/link/weights_hash.h"
 
 ABSL_FLAG(std::string, server, "127.0.0.1:5000",
           "address of the chief (server 0), or for health of any server: HOST:PORT or unix:PATH");
-ABSL_FLAG(std::string, output, "", "of export: the file");
+ABSL_FLAG(std::string, output, "", "of export and merge_traces: the file");
 ABSL_FLAG(
     std::string, from, "",
     "of export: a checkpoint's folder, or a --checkpoint_dir of servers, of which the newest complete one is taken; "
@@ -48,7 +49,9 @@ constexpr char kUsage[] =
     "  export          writes the whole model's weights to one safetensors file (--output), from the running job or\n"
     "                  from a checkpoint (--from)\n"
     "  shutdown        ends the job: servers and workers exit with status 0; with --checkpoint takes one before\n"
-    "  report DIR…     a table that compares runs, from the metrics files in each folder";
+    "  report DIR…     a table that compares runs, from the metrics files in each folder\n"
+    "  merge_traces FILE…\n"
+    "                  puts the --trace_file of all processes of a job together, with aligned clocks (--output)";
 
 // What follows a command on the line.
 struct CommandForm {
@@ -67,6 +70,7 @@ constexpr CommandForm kCommands[] = {
     {"export", 0, 0, "nothing"},
     {"shutdown", 0, 0, "nothing"},
     {"report", 1, SIZE_MAX, "DIR…"},
+    {"merge_traces", 1, SIZE_MAX, "FILE…"},
 };
 
 // INVALID_ARGUMENT if there is no such command, or what follows it is not what it takes.
@@ -168,10 +172,13 @@ absl::Status Export(JobCalls& calls) {
 // Flags of one command, which mean nothing to others.
 void CheckCommandFlags(const CommandLine& line, const std::string& command, Problems& problems) {
   const bool exports = command == "export";
+  const bool merges = command == "merge_traces";
   problems.Check(!exports || !absl::GetFlag(FLAGS_output).empty(), "--output: expected the file to export to");
+  problems.Check(!merges || !absl::GetFlag(FLAGS_output).empty(), "--output: expected the file to write the trace to");
   problems.Check(absl::GetFlag(FLAGS_version) >= -1, "--version: expected a version, or -1");
   const bool stored = exports && !absl::GetFlag(FLAGS_from).empty();
-  problems.Check(CheckIdleFlags(line, {{"output", !exports, "only export writes a file"},
+  problems.Check(CheckIdleFlags(line, {{"output", !exports && !merges, "only export and merge_traces write a file"},
+                                       {"server", merges, "traces are read without a server"},
                                        {"from", !exports, "only export reads a checkpoint"},
                                        {"version", !exports, "only export takes a version"},
                                        {"version", stored, "the checkpoint says which version it has"},
@@ -184,6 +191,12 @@ absl::Status PrintHealth(JobCalls& calls, const std::string& server) {
   std::cout << health << "\n";
   if (health == "SERVING") return absl::OkStatus();
   return Unavailable("--server=", server, ": not serving");
+}
+
+absl::Status PrintMerged(const std::vector<std::string>& traces) {
+  PS_ASSIGN_OR_RETURN(const std::string done, MergeTraces(traces, absl::GetFlag(FLAGS_output)));
+  std::cout << done;
+  return absl::OkStatus();
 }
 
 absl::Status PrintReport(const std::vector<std::string>& folders) {
@@ -220,15 +233,16 @@ int main(int argc, char** argv) {
   if (const absl::Status valid = problems.ToStatus(); !valid.ok()) return Complain("ps_ctl", valid, kExitUsage);
   InitLogging("ps_ctl");
   JobCalls calls(server, timeout);
-  absl::Status status = command == "report"       ? PrintReport(rest)
-                        : command == "health"     ? PrintHealth(calls, server)
-                        : command == "status"     ? PrintStatus(calls)
-                        : command == "export"     ? Export(calls)
-                        : command == "set"        ? PrintSet(calls, request)
-                        : command == "shutdown"   ? Shutdown(calls)
-                        : command == "checkpoint" ? PrintCheckpoint(calls)
-                        : command == "drain"      ? PrintDrain(calls, rest.front())
-                                                  : PrintWeightsHash(calls, Now() + ToChrono(timeout));
+  absl::Status status = command == "report"         ? PrintReport(rest)
+                        : command == "merge_traces" ? PrintMerged(rest)
+                        : command == "health"       ? PrintHealth(calls, server)
+                        : command == "status"       ? PrintStatus(calls)
+                        : command == "export"       ? Export(calls)
+                        : command == "set"          ? PrintSet(calls, request)
+                        : command == "shutdown"     ? Shutdown(calls)
+                        : command == "checkpoint"   ? PrintCheckpoint(calls)
+                        : command == "drain"        ? PrintDrain(calls, rest.front())
+                                                    : PrintWeightsHash(calls, Now() + ToChrono(timeout));
   status.Update(FlushOutput());
   return status.ok() ? kExitDone : Complain("ps_ctl", status, kExitFailed);
 }

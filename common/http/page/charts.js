@@ -59,14 +59,13 @@ function fillOf(chart, {pattern, colour: name}) {
   return pattern === 'plain' ? colour(name) : chart.ctx.createPattern(drawPattern(pattern, name), 'repeat');
 }
 
+// By looking at all: after a rollback steps are not ascending.
 function nearest(data, x) {
-  let [low, high] = [0, data.length - 1];
-  while (high - low > 1) {
-    const middle = (low + high) >> 1;
-    if (data[middle].x < x) low = middle;
-    else high = middle;
-  }
-  return high >= 0 && Math.abs(data[high].x - x) < Math.abs(data[low].x - x) ? high : low;
+  let found = 0;
+  data.forEach((each, i) => {
+    if (Math.abs(each.x - x) <= Math.abs(data[found].x - x)) found = i;
+  });
+  return found;
 }
 
 // Of each line the point that is nearest in x: lines have points at places of their own.
@@ -87,6 +86,7 @@ const marks = {
   id: 'marks',
   afterDatasetsDraw(chart) {
     const {ctx, chartArea, scales} = chart;
+    let free = -Infinity;  // Words begin here at the earliest.
     for (const {x, text} of chart.marks || []) {
       const at = scales.x.getPixelForValue(x);
       if (at < chartArea.left - 1 || at > chartArea.right + 1) continue;
@@ -99,9 +99,12 @@ const marks = {
       ctx.lineTo(at, chartArea.bottom);
       ctx.stroke();
       ctx.font = `600 11px ${Chart.defaults.font.family}`;
-      const right = at + 40 > chartArea.right;
-      ctx.textAlign = right ? 'right' : 'left';
-      ctx.fillText(text, at + (right ? -4 : 4), chartArea.top + 10);
+      const width = ctx.measureText(text).width;
+      const begin = at + 4 + width > chartArea.right ? at - 4 - width : at + 4;
+      if (begin > free) {
+        ctx.fillText(text, begin, chartArea.top + 10);
+        free = begin + width + 6;
+      }
       ctx.restore();
     }
   },
@@ -131,6 +134,13 @@ function paint(chart) {
 
 const TOOLTIP = {borderWidth: 1, padding: 8, usePointStyle: true, boxWidth: 8, boxPadding: 4, caretSize: 0};
 
+// Between the ticks of an axis of time, in seconds, so that there is room for each one's words.
+function timeStep(seconds, width) {
+  const most = Math.max(2, Math.floor(width / 60));
+  const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200];
+  return steps.find((step) => seconds / step <= most) || Math.ceil(seconds / most / 86400) * 86400;
+}
+
 // A logarithmic axis has a word at 1, 2 and 5 of each decade only.
 function logTick(value, format) {
   const digit = value / 10 ** Math.floor(Math.log10(value) + 1e-9);
@@ -154,7 +164,7 @@ export class LineChart {
         normalized: true,
         interaction: {mode: 'eachNearest', intersect: false},
         scales: {
-          x: {type: 'linear', grid: {drawTicks: false}, ticks: {maxRotation: 0, autoSkipPadding: 24, padding: 6, callback: (value) => this.xText(value)}},
+          x: {type: 'linear', bounds: 'data', beginAtZero: true, grid: {drawTicks: false}, ticks: {maxRotation: 0, autoSkipPadding: 24, includeBounds: false, padding: 6, callback: (value) => this.xText(value)}},
           y: this.yScale(false),
         },
         plugins: {
@@ -202,10 +212,11 @@ export class LineChart {
       paint(chart);
     }
     chart.data.datasets = all.flatMap((line) => this.datasetsOf(line, key, log));
-    const first = Math.min(...all.filter((line) => line.points.length).map((line) => line.points[0][key]));
-    const last = Math.max(...all.filter((line) => line.points.length).map((line) => line.points[line.points.length - 1][key]));
-    chart.options.scales.x.min = Number.isFinite(first) ? Math.min(first, 0) : undefined;
-    chart.options.scales.x.max = Number.isFinite(last) && last > 0 ? last : undefined;
+    // Chart.js looks at the ends of a line only, and after a rollback the last step is not the largest.
+    const last = all.reduce((most, {points}) => points.reduce((x, each) => Math.max(x, each[key]), most), 0);
+    const {x} = chart.options.scales;
+    x.suggestedMax = last > 0 ? last : undefined;
+    x.ticks.stepSize = key === 't' && last > 0 ? timeStep(last, chart.canvas.parentNode.clientWidth) : undefined;
     chart.update('none');
   }
 

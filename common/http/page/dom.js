@@ -53,7 +53,7 @@ export class LiveTable {
       element('th', {scope: 'col', class: column.number ? 'number' : null, title: column.hint}, column.title));
     this.table = element('table', {}, this.caption, element('thead', {}, element('tr', {}, ...titles)), this.body);
     // Tables may be wider than a phone: they scroll by themselves, also by keyboard.
-    this.room = element('div', {class: 'scrolls', tabindex: '0', role: 'region', 'aria-label': caption}, this.table);
+    this.room = element('div', {class: 'scrolls', tabindex: '0', role: 'group', 'aria-label': `${caption}: a table that scrolls`}, this.table);
   }
 
   show(values) {

@@ -5,19 +5,21 @@ import {BarsPanel, LinePanel, PhasesPanel} from './panels.js';
 import {Poll, get} from './poll.js';
 import {Series} from './series.js';
 import {Tables, marked, worstFirst} from './tables.js';
-import {ended, showGone, showTop} from './top.js';
-import {clockTime, duration, figure, percent, short, whole} from './words.js';
+import {announce, ended, showGone, showTop} from './top.js';
+import {clockTime, duration, figure, percent, short, shortDuration, whole} from './words.js';
 
 const $ = (id) => document.getElementById(id);
 const BARS_MOST = 32;    // Ranks in a chart; the worst of more.
 const RECENT_S = 60;     // What "the last minute" is.
+const RUN_EVERY_MS = 5000;
+const ANNOUNCED = ['lost', 'rollback', 'checkpoint failed'];  // Kinds of events that screen readers hear.
 const SPLITS = ['train', 'test', 'validation'];
 
 class Page {
   constructor() {
     this.job = null;
     this.series = {};
-    this.runs = new Map();    // By name, of earlier runs that were asked for: their series.
+    this.runs = new Map();    // By name, of earlier runs that were chosen: series, cursor, when they were asked for.
     this.axis = 'time';
     this.recent = false;
     this.snapshots = [];      // Of the last minute: when, and of each rank its steps and seconds.
@@ -32,10 +34,10 @@ class Page {
       phases: new PhasesPanel({id: 'phases', title: 'Where time goes, by rank'}),
       heldUp: new BarsPanel({
         id: 'held-up', title: 'Held up by', labelTitle: 'Rank', valueTitle: 'Held up others', shareTitle: 'Of the time',
-        valueText: duration, axisTitle: 'Time that others waited for it', across: true}),
+        valueText: duration, axisText: shortDuration, axisTitle: 'Time that others waited for it', across: true}),
       staleness: new BarsPanel({
         id: 'staleness', title: 'Staleness', labelTitle: 'Versions', valueTitle: 'Pushes', shareTitle: 'Of all',
-        valueText: whole, axisText: short, axisTitle: 'Pushes'}),
+        valueText: whole, axisText: short, axisTitle: ''}),
     };
     const {loss, accuracy, speed, steps, rate, phases, heldUp, staleness} = this.panels;
     $('curves').append(loss.node, accuracy.node, speed.node, steps.node, rate.node);
@@ -64,7 +66,10 @@ class Page {
   }
 
   take({job, series, events, restarted}) {
-    if (restarted) this.snapshots = [];
+    if (restarted) {
+      this.snapshots = [];
+      this.series = {};
+    }
     this.job = job;
     this.answeredMs = Date.now();
     let changed = false;
@@ -73,10 +78,12 @@ class Page {
       changed = this.series[name].take(news) || changed;
     }
     this.remember(job);
+    document.body.classList.toggle('shard-only', Boolean(job.chief));
     showTop(job);
     setText($('freshness'), ended(job) ? `as of ${clockTime(this.answeredMs)}` : `live, ${clockTime(this.answeredMs)}`);
     setText($('version'), `psgrad ${job.version || ''}, generation ${job.generation ?? '–'}`);
     this.showRuns(job.runs || []);
+    for (const [name, run] of this.runs) if (this.answeredMs - run.askedMs >= RUN_EVERY_MS) this.askForRun(name);
     const begin = performance.now();
     if (changed || !this.drawn) this.drawCurves();
     this.drawHolds();
@@ -85,6 +92,8 @@ class Page {
     this.drawn = true;
     this.tables.show(job);
     this.tables.take(events, restarted);
+    if (this.heard) events.filter(({kind}) => ANNOUNCED.includes(kind)).forEach(({text}) => announce(text));
+    this.heard = true;
   }
 
   lose(reason, nowMs, retryMs) {
@@ -92,8 +101,8 @@ class Page {
   }
 
   remember(job) {
-    const ranks = new Map((job.workers || []).filter((worker) => worker.seconds).map((worker) => [worker.rank, worker]));
-    this.snapshots.push({ms: job.unix_ms || this.answeredMs, ranks, heldUp: new Map((job.workers || []).map((worker) => [worker.rank, worker.held_up_s]))});
+    const ranks = new Map((job.workers || []).map(({rank, steps, seconds, held_up_s: heldUp}) => [rank, {steps, seconds, heldUp}]));
+    this.snapshots.push({ms: job.unix_ms || this.answeredMs, ranks});
     const oldest = (job.unix_ms || this.answeredMs) - RECENT_S * 1000;
     while (this.snapshots.length > 2 && this.snapshots[1].ms <= oldest) this.snapshots.shift();
   }
@@ -156,7 +165,7 @@ class Page {
 
     const nobodyWaits = ['asp', 'easgd'].includes(job.mode);
     const heldUp = worst.map((worker) => {
-      const value = Math.max(0, (worker.held_up_s || 0) - (since?.heldUp.get(worker.rank) || 0));
+      const value = Math.max(0, (worker.held_up_s || 0) - (since?.ranks.get(worker.rank)?.heldUp || 0));
       return {key: worker.rank, label: label(worker), value, share: seconds > 0 ? percent(value / seconds) : '–', marked: marked(worker, job)};
     });
     const all = heldUp.reduce((sum, row) => sum + row.value, 0);
@@ -172,7 +181,7 @@ class Page {
     const lastUsed = counts.findLastIndex((each) => each > 0);
     this.panels.staleness.show(pushes === 0 ? [] : counts.slice(0, Math.max(5, lastUsed + 2)).map((value, i) => ({
       key: i, label: rangeName(bounds, i), value, share: percent(value / pushes), marked: false,
-    })), {now: fresh, words: fresh, note: 'Versions between the one that a push was computed on and the one that it went into.'});
+    })), {words: fresh, note: pushes > 0 ? `${fresh}. Staleness is the number of versions between the one that a push was computed on and the one that it went into.` : ''});
   }
 
   showRuns(runs) {
@@ -192,16 +201,21 @@ class Page {
       this.drawCurves();
       return;
     }
-    this.runs.set(name, {});
-    setText($('run-problem'), '');
+    this.runs.set(name, {series: {}, cursor: '', askedMs: 0});
+    await this.askForRun(name);
+  }
+
+  // A run that is called earlier may still go on.
+  async askForRun(name) {
+    const run = this.runs.get(name);
+    run.askedMs = Date.now();
     try {
-      const {series = {}} = await get(`api/v1/series?run=${encodeURIComponent(name)}`);
-      if (!this.runs.has(name)) return;
-      this.runs.set(name, {series: Object.fromEntries(Object.entries(series).map(([key, news]) => {
-        const made = new Series();
-        made.take(news);
-        return [key, made];
-      }))});
+      const since = run.cursor ? `&since=${encodeURIComponent(run.cursor)}` : '';
+      const {series = {}, cursor = ''} = await get(`api/v1/series?run=${encodeURIComponent(name)}${since}`);
+      if (this.runs.get(name) !== run) return;
+      run.cursor = cursor;
+      for (const [key, news] of Object.entries(series)) (run.series[key] ??= new Series()).take(news);
+      setText($('run-problem'), '');
       this.drawCurves();
     } catch (error) {
       setText($('run-problem'), `The run “${name}” cannot be shown: ${error.message}.`);
@@ -217,7 +231,7 @@ function notFinite(series) {
 // A rank's mean seconds a step by phase, since an earlier snapshot of it, or since it joined; null: no step yet.
 function perStep(worker, before) {
   if (!worker.seconds) return null;
-  const same = before && before.steps <= worker.steps ? before : null;
+  const same = before?.seconds && before.steps <= worker.steps ? before : null;
   const steps = worker.steps - (same?.steps || 0);
   if (!(steps > 0)) return null;
   const each = {};

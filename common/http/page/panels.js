@@ -2,7 +2,7 @@
 import {BarChart, LineChart, PHASES, drawPattern} from './charts.js';
 import {LiveTable, element, setHidden, setText, svg} from './dom.js';
 import {AXES, hasBand, merged} from './series.js';
-import {duration, figure, short, stopwatch, whole} from './words.js';
+import {duration, figure, short, shortDuration, stopwatch, whole} from './words.js';
 
 const TABLE_ROWS = 100;  // Of a line; more points are merged, and keep their least and largest.
 
@@ -172,7 +172,7 @@ export class PhasesPanel extends Panel {
       ...PHASES.map(({name}) => ({title: name, number: true, text: (row) => duration(row.perStep[name])})),
       {title: 'a step', number: true, text: (row) => duration(row.all)},
     ], (row) => row.rank);
-    this.chart = new BarChart(this.canvas, {across: true, stacked: true, valueText: duration, title: 'Mean time of a step'});
+    this.chart = new BarChart(this.canvas, {across: true, stacked: true, valueText: duration, axisText: shortDuration, title: 'Mean time of a step'});
     this.chart.footer = (items) => `${duration(items.reduce((sum, item) => sum + item.raw, 0))} a step`;
     this.rows = [];
     this.legend.setAttribute('aria-label', 'Phases of a step');
@@ -265,5 +265,5 @@ export class BarsPanel extends Panel {
 // A room that is as high as its bars need.
 function sizeFor(room, bars) {
   const height = `${Math.max(170, bars * 24 + 48)}px`;
-  if (room.style.height !== height) room.style.height = height;
+  if (room.style.minHeight !== height) room.style.minHeight = height;
 }

@@ -16,11 +16,17 @@ export async function get(path) {
   const text = await reply.text().catch(() => {
     throw new Error('the connection broke in the middle of an answer');
   });
-  if (!reply.ok) throw new Error(`it answered ${reply.status}${text ? `: ${text.trim().slice(0, 200)}` : ''}`);
+  const answer = parsed(text);
+  if (!reply.ok) throw new Error(`it answered ${reply.status}: ${String(answer?.error ?? text).trim().slice(0, 300)}`);
+  if (answer === null) throw new Error('its answer is not JSON, so something else answers at this address');
+  return answer;
+}
+
+function parsed(text) {
   try {
     return JSON.parse(text);
   } catch {
-    throw new Error('its answer is not JSON, so something else answers at this address');
+    return null;
   }
 }
 

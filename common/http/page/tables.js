@@ -1,7 +1,7 @@
 // The tables of the page: workers, servers, slowest steps; and the list of events.
 import {PHASES} from './charts.js';
 import {LiveTable, element, meter, setHidden, setText} from './dom.js';
-import {ended, heldUpMost} from './top.js';
+import {ended, holdsUp} from './top.js';
 import {bytes, clockTime, duration, figure, known, quantile, whole} from './words.js';
 
 const $ = (id) => document.getElementById(id);
@@ -19,7 +19,7 @@ function remarks(worker, job) {
   if ((job.progress?.waits_for || []).includes(worker.rank)) all.push(['bad', '▲', 'waited for']);
   if (worker.state === 'suspect') all.push(['bad', '?', 'suspect']);
   if (worker.slow) all.push(['warn', '▼', 'slow']);
-  if (heldUpMost(job)?.rank === worker.rank) all.push(['warn', '◆', 'holds up']);
+  if (holdsUp(job, worker)) all.push(['warn', '◆', 'holds up']);
   if (worker.busy_with) all.push(['quiet', '…', worker.busy_with]);
   if (worker.state === 'done') all.push(['quiet', '✓', 'done']);
   return all;
@@ -122,10 +122,10 @@ export class Tables {
       {title: 'Bytes in flight', number: true, ...this.limit('inflight_bytes', 'inflight_limit_bytes', bytes)},
       {title: 'Parked calls', number: true, ...this.limit('parked_calls', 'parked_calls_limit', whole)},
       {title: 'Version buffers', number: true, ...this.limit('version_buffers', 'version_buffers_limit', whole)},
-      {title: 'Push', hint: 'From a push’s first slices to its last: median, and 95 of 100', ...spread('push_seconds')},
-      {title: 'Apply', hint: 'From the decision on a version until it is there: median, and 95 of 100', ...spread('apply_seconds')},
-      {title: 'Wait of a push', hint: 'For how long calls were parked for a push’s answer: median, and 95 of 100', ...spread('push_wait_seconds')},
-      {title: 'Wait of a pull', hint: 'For how long calls were parked for weights: median, and 95 of 100', ...spread('pull_wait_seconds')},
+      {title: 'Push', hint: 'From a push’s first slices to its last', ...spread('push_seconds')},
+      {title: 'Apply', hint: 'From the decision on a version until it is there', ...spread('apply_seconds')},
+      {title: 'Wait of a push', hint: 'For how long calls were parked for a push’s answer', ...spread('push_wait_seconds')},
+      {title: 'Wait of a pull', hint: 'For how long calls were parked for weights', ...spread('pull_wait_seconds')},
       {title: 'Checkpoint', text: (shard) => (known(shard.checkpoint_age_s) ? `${duration(shard.checkpoint_age_s)} ago` : 'none') + (shard.checkpoint_failures ? `, ${whole(shard.checkpoint_failures)} failed` : '')},
       {title: 'Pushes', text: (shard) => counts(shard.answers)},
       {title: 'Samples dropped', number: true, text: (shard) => whole(shard.dropped_samples)},
@@ -147,8 +147,7 @@ export class Tables {
     this.events = [];
     this.list = new Section('events', [
       {title: 'Time', number: true, text: (event) => clockTime(event.unix_ms)},
-      {title: 'What', key: (event) => event.kind, cell: (event) => eventTag(event.kind)},
-      {title: 'In words', text: (event) => event.text},
+      {title: 'What happened', key: (event) => `${event.kind} ${event.text}`, cell: (event) => [eventTag(event.kind), ' ', event.text]},
     ], {caption: 'Events, the newest first', rowKey: (event) => event.number});
   }
 
@@ -168,7 +167,9 @@ export class Tables {
   spread(distribution) {
     const bounds = this.job.seconds_bounds || [];
     const middle = quantile(distribution?.counts, bounds, 0.5);
-    return middle === null ? '–' : `${duration(middle)}, ${duration(quantile(distribution.counts, bounds, 0.95))}`;
+    // Of what is in the first range no more is known.
+    const text = (seconds) => (seconds <= bounds[0] ? `< ${duration(bounds[0])}` : duration(seconds));
+    return middle === null ? '–' : `${text(middle)}, ${text(quantile(distribution.counts, bounds, 0.95))}`;
   }
 
   show(job) {
@@ -206,14 +207,15 @@ function summary(workers, job) {
 
 
 
-function checkpointSummary({checkpoints}) {
+function checkpointSummary({checkpoints, chief}) {
+  if (chief) return '';
   if (!checkpoints) return 'no checkpoints are written';
   if (checkpoints.failure) return `the last checkpoint failed: ${checkpoints.failure}`;
   return checkpoints.path ? `last checkpoint ${duration(checkpoints.age_s)} ago: ${checkpoints.path}` : 'no checkpoint yet';
 }
 
 const EVENT_KINDS = {
-  lost: ['bad', '✕'], stuck: ['bad', '▲'], 'checkpoint failed': ['bad', '✕'], slow: ['warn', '▼'], 'slow step': ['warn', '▼'],
+  lost: ['bad', '✕'], suspect: ['bad', '?'], stuck: ['bad', '▲'], 'checkpoint failed': ['bad', '✕'], slow: ['warn', '▼'], 'slow step': ['warn', '▼'],
   rollback: ['warn', '↺'], joined: ['good', '→'], done: ['good', '✓'], 'goes on': ['good', '●'], left: ['quiet', '←'],
 };
 

@@ -1,6 +1,6 @@
 // The head of the page: what the job does now, in words and in the main figures; and whether the server still answers.
 import {element, setClass, setHidden, setText} from './dom.js';
-import {clockTime, duration, figure, known, number, percent, ranks, whole} from './words.js';
+import {clockTime, duration, figure, known, number, percent, ranks, shortDuration, whole} from './words.js';
 
 const $ = (id) => document.getElementById(id);
 
@@ -14,15 +14,21 @@ const STATES = {
   failed: ['✕', 'failed', 'bad'],
   'shut down': ['■', 'shut down', 'quiet'],
   gone: ['⚠', 'not answering', 'bad'],
+  unknown: ['?', 'not known', 'quiet'],
+  part: ['◦', 'a server of the job', 'quiet'],
 };
 
-const WAITING_S = 1;  // A shorter wait is a step's usual one.
+// A shorter wait is a step's usual one: so many seconds, and so many median steps.
+const WAITING_S = 1;
+const WAITING_STEPS = 5;
 
 export function stateOf(job) {
-  if (job.phase !== 'running') return STATES[job.phase] ? job.phase : 'gathering';
+  // A server that is not the chief shows what it knows itself, and where the rest is.
+  if (job.chief) return 'part';
+  if (job.phase !== 'running') return STATES[job.phase] ? job.phase : 'unknown';
   if (job.stuck) return 'stuck';
-  const {waits_for: waitsFor = [], waits_s: waits = 0} = job.progress || {};
-  return waitsFor.length > 0 && waits >= WAITING_S ? 'waiting' : 'running';
+  const {waits_for: waitsFor = [], waits_s: waits = 0, median_step_s: median = 0} = job.progress || {};
+  return waitsFor.length > 0 && waits >= Math.max(WAITING_S, WAITING_STEPS * median) ? 'waiting' : 'running';
 }
 
 export const ended = (job) => ['finished', 'failed', 'shut down'].includes(job.phase);
@@ -36,22 +42,25 @@ function showState(state) {
   if (document.body.dataset.state !== state) document.body.dataset.state = state;
 }
 
-// Screen readers hear what is announced: changes of state, and no figures.
-let announced = '';
-function announce(text) {
-  if (announced === text) return;
-  announced = text;
+// Screen readers hear what is announced: changes of state, and no figures that change each second.
+let state = '';
+function announceState(text) {
+  if (state === text) return;
+  state = text;
   setText($('announcement'), text);
 }
 
-export function stateInWords(job) {
+export const announce = (text) => setText($('announcement'), text);
+
+function stateInWords(job) {
   switch (stateOf(job)) {
     case 'stuck': return `The job is stuck. ${withoutFigures(job.stuck)}`;
     case 'failed': return `The job failed. ${job.failure}`;
     case 'finished': return 'The job finished.';
     case 'shut down': return 'The job was shut down.';
     case 'gathering': return 'The job waits to begin.';
-    case 'waiting': return `The job waits for ${ranks(job.progress.waits_for)}.`;
+    case 'part': return job.headline;
+    case 'unknown': return 'The state of the job is not known.';
     default: return 'The job is running.';
   }
 }
@@ -90,14 +99,15 @@ function showRates(job) {
   const running = job.phase === 'running';
   tile('samples', 'Samples/s', running ? figure(progress.samples_per_s) : '–', `${whole(progress.samples)} samples`);
   tile('steps', 'Steps/s', running ? figure(progress.steps_per_s) : '–', progress.median_step_s > 0 ? `median step ${duration(progress.median_step_s)}` : '');
-  tile('time', 'Running for', duration(progress.running_s), progress.left_s > 0 && running ? `${duration(progress.left_s)} left` : ended(job) ? `it ${job.phase === 'finished' ? 'has ' : ''}${job.phase === 'failed' ? 'failed' : job.phase}` : 'time left is not known');
+  tile('time', 'Running for', duration(progress.running_s), ended(job) ? job.phase : progress.left_s > 0 && running ? `${duration(progress.left_s)} left` : 'the time left is not known');
 }
 
 function showHeldUp(job) {
   const worst = [...(job.workers || [])].sort((a, b) => b.held_up_s - a.held_up_s)[0];
   const slow = (job.workers || []).filter((each) => each.slow);
   if (slow.length > 0) tile('held', 'Slow', ranks(slow.map((each) => each.rank)), '▲ under half the median steps/s', 'warn');
-  else if (worst && worst.held_up_s >= 0.05) tile('held', 'Held up most by', `rank ${worst.rank}`, `${duration(worst.held_up_s)} in all${worst.host ? `, on ${worst.host}` : ''}`, heldUpMost(job)?.rank === worst.rank ? 'warn' : '');
+  else if (worst && worst.held_up_s < (job.progress?.running_s || 0) / 50) tile('held', 'Held up by', 'nobody for long', worst.held_up_s >= 0.05 ? `at most ${duration(worst.held_up_s)}, by rank ${worst.rank}` : '');
+  else if (worst && worst.held_up_s >= 0.05) tile('held', 'Held up most by', `rank ${worst.rank}`, `${duration(worst.held_up_s)} in all${worst.host ? `, on ${worst.host}` : ''}`, holdsUp(job, worst) ? 'warn' : '');
   else tile('held', 'Held up by', 'nobody', '');
 }
 
@@ -109,12 +119,17 @@ function showCheckpoint(job) {
   else tile('checkpoint', 'Checkpoint', `${duration(checkpoints.age_s)} ago`, `version ${whole(checkpoints.version)}${checkpoints.writing ? `; writing for ${duration(checkpoints.writing_s)}` : ''}`);
 }
 
-// The rank that most of all held-up time is charged to, if that is much of the job's time; undefined: there is none.
-export function heldUpMost(job) {
-  const workers = job.workers || [];
-  const all = workers.reduce((sum, each) => sum + (each.held_up_s || 0), 0);
-  const running = job.progress?.running_s || 0;
-  return workers.find((each) => each.held_up_s > all / 2 && each.held_up_s > Math.max(1, running / 20));
+// Ranks that others waited for, for much of the job's time and far longer than for the median rank.
+export function holdsUp(job, worker) {
+  if (!boundOf.has(job)) boundOf.set(job, heldUpBound(job));
+  return worker.held_up_s > boundOf.get(job);
+}
+
+const boundOf = new WeakMap();  // By a job's snapshot: each row asks.
+
+function heldUpBound(job) {
+  const all = (job.workers || []).map((each) => each.held_up_s || 0).sort((a, b) => a - b);
+  return Math.max(1, (job.progress?.running_s || 0) / 20, 3 * (all[(all.length - 1) >> 1] || 0));
 }
 
 function showHeadline(job) {
@@ -129,44 +144,47 @@ function showHeadline(job) {
 
 export function showTop(job) {
   const progress = job.progress || {};
-  const state = stateOf(job);
+  const now = stateOf(job);
   setText($('job-name'), job.job || 'A job');
   const counted = (n, word) => `${whole(n)} ${word}${n === 1 ? '' : 's'}`;
   setText($('job-facts'), [
-    job.mode, job.optimizer, counted(job.num_workers, 'worker'), counted(job.num_shards, 'server'),
+    job.mode, job.optimizer, job.num_workers > 0 ? counted(job.num_workers, 'worker') : '',
+    job.num_shards > 0 ? counted(job.num_shards, 'server') : '',
     job.parameters > 0 ? `${whole(job.parameters)} parameters` : '',
     ...Object.entries(job.hyperparameters || {}).map(([name, value]) => `${name.replaceAll('_', ' ')} ${figure(value)}`),
   ].filter(Boolean).join(' · '));
   showHeadline(job);
-  showState(state);
+  showState(now);
   const share = progress.all_steps > 0 ? Math.min(1, progress.step / progress.all_steps) : null;
   setHidden($('progress'), share === null);
   if (share !== null) {
     $('progress').value = share;
     $('progress').setAttribute('aria-valuetext', `step ${whole(progress.step)} of ${whole(progress.all_steps)}`);
   }
-  showLoss(progress);
-  showRates(job);
-  showHeldUp(job);
-  showCheckpoint(job);
+  if (!job.chief) {
+    showLoss(progress);
+    showRates(job);
+    showHeldUp(job);
+    showCheckpoint(job);
+  }
   const trouble = job.failure || job.stuck || '';
-  setHidden($('trouble'), trouble === '' || $('headline-main').textContent.includes(trouble));
+  setHidden($('trouble'), trouble === '' || (job.headline || '').includes(trouble));
   setText($('trouble-text'), trouble);
-  announce(stateInWords(job));
+  announceState(stateInWords(job));
   setHidden($('gone'), true);
-  const where = state === 'running' && progress.step ? `step ${whole(progress.step)}` : STATES[state][1];
-  document.title = `${STATES[state][0]} ${where} – ${job.job || 'job'}`;
+  const where = now === 'running' && progress.step ? `step ${whole(progress.step)}` : STATES[now][1];
+  document.title = `${STATES[now][0]} ${where} – ${job.job || 'job'}`;
 }
 
 // All stays as it was; why, and since when.
 export function showGone(reason, sinceMs, job, retryMs) {
   const finished = job && ended(job);
   setText($('gone-title'), finished ? `The job has ${job.phase === 'failed' ? 'failed' : 'ended'}, and its server with it` : job ? 'The server does not answer' : 'Nothing to show yet: the server does not answer');
-  setText($('gone-text'), `${job ? `Since ${clockTime(sinceMs)}: ${reason}. All that you see is as it was then.` : `${reason}.`} The page asks again every ${duration(retryMs / 1000)}.`);
+  setText($('gone-text'), `${job ? `Since ${clockTime(sinceMs)}: ${reason}. All that you see is as it was then.` : `${reason}.`} The page asks again every ${retryMs > 1000 ? shortDuration(retryMs / 1000) : 'second'}.`);
   setHidden($('gone'), false);
   if (!finished) showState('gone');
   setText($('freshness'), job ? `as of ${clockTime(sinceMs)}` : '');
-  announce(`${$('gone-title').textContent}.`);
+  announceState(`${$('gone-title').textContent}.`);
   document.title = `${finished ? '■ ended' : '⚠ no answer'} – ${job?.job || 'job'}`;
 }
 

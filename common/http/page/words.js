@@ -51,6 +51,9 @@ export function duration(value) {
   return `${whole(Math.floor(hours / 24))} d ${hours % 24} h`;
 }
 
+// For axes of durations: "5 s", without a needless ".0".
+export const shortDuration = (value) => duration(value).replace(/\.0 s$/, ' s');
+
 // For the axis of time: "0:30", "12:00", "3:20:00".
 export function stopwatch(value) {
   const s = Math.round(value);
