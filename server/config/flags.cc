@@ -197,6 +197,11 @@ ABSL_FLAG(
     "more, with the same flag of workers");
 ABSL_FLAG(int, apply_threads, 0, "threads that apply updates; 0: one per processor, at most 8");
 ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object per line");
+ABSL_FLAG(std::string, trace_file, "",
+          "write when pushes arrived and versions were made to this file, for Perfetto; at most 64 MiB (ps_ctl "
+          "merge_traces puts those of all processes together)");
+ABSL_FLAG(std::string, trace_steps, "",
+          "with --trace_file: trace these steps alone, FIRST:LAST, of which either may be left out; empty: all");
 
 namespace ps {
 
@@ -309,6 +314,8 @@ ServerOptions ServerOptionsFromFlags() {
   options.long_links = absl::GetFlag(FLAGS_long_links);
   options.apply_threads = absl::GetFlag(FLAGS_apply_threads);
   options.metrics_file = absl::GetFlag(FLAGS_metrics_file);
+  options.trace_file = absl::GetFlag(FLAGS_trace_file);
+  options.trace_steps = absl::GetFlag(FLAGS_trace_steps);
   return options;
 }
 
@@ -337,6 +344,8 @@ absl::Status CheckServerFlags(const CommandLine& line) {
                      .idle = absl::GetFlag(FLAGS_checkpoint_dir).empty(),
                      .why = "without --checkpoint_dir there are no checkpoints"});
   }
+  flags.push_back(
+      {.flag = "trace_steps", .idle = absl::GetFlag(FLAGS_trace_file).empty(), .why = "there is no --trace_file"});
   const uint32_t num_workers = absl::GetFlag(FLAGS_num_workers);
   const bool elastic =
       absl::GetFlag(FLAGS_min_workers).value_or(num_workers) < absl::GetFlag(FLAGS_max_workers).value_or(num_workers);

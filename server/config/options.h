@@ -75,6 +75,8 @@ struct ServerOptions {
   int apply_threads = 0;                       // 0: as many as processors, at most 8.
 
   std::string metrics_file;
+  std::string trace_file;
+  std::string trace_steps;  // ParseTracedSteps.
 
   uint32_t least_workers() const { return min_workers.value_or(num_workers); }
   uint32_t most_workers() const { return max_workers.value_or(num_workers); }
