@@ -157,15 +157,15 @@ Json Find(const Json& merged, const std::string& name) {
 
 TEST_CASE("Merged traces are one valid trace, servers first, with times of the chief's clock") {
   Traces traces;
-  traces.Add("[\n" + About("rank", 1, "b", 500) + Span("push", 100, 10) + Arrow("s", "0x1", 100) +
+  traces.Add("[\n" + About("rank", 1, "b", 500) + Span("push 0", 100, 10) + Arrow("s", "0x1", 100) +
              Span("pull", 300, 20) + Arrow("f", "0x1", 319.999) + R"({"name":"ps_end","ph":"M"})" + "\n]\n");
   traces.Add("[\n" + About("shard", 0, "a", 90000) + Span("arrives", 1000, 40) + Arrow("t", "0x1", 1039.999) +
              Span("apply", 1050, 100) + Arrow("t", "0x1", 1149.999));
   const Json merged = traces.Merge();
   CHECK(Find(merged, "apply")["pid"] == 1);
-  CHECK(Find(merged, "push")["pid"] == 2);
+  CHECK(Find(merged, "push 0")["pid"] == 2);
   // The push was complete within 40 us, and back 20 us after it was applied at the latest: 110 us are open.
-  const double push = Find(merged, "push")["ts"];
+  const double push = Find(merged, "push 0")["ts"];
   const double apply = Find(merged, "apply")["ts"];
   CHECK(push < apply);
   CHECK(apply + 100 < Find(merged, "pull")["ts"].get<double>() + 20);
