@@ -72,10 +72,11 @@ void ShardCore::SetView(const v1::View& view, absl::StatusOr<ShardMemory>& memor
     state_.record.OnRunning(*told_status_at_);
   } else {
     Release(state_.cut.End());
-    if (told_status_at_.has_value()) TellStatus(options_.clock());  // The last one.
-    told_status_at_.reset();
   }
   Report(state_.untold.Take());  // Whom a step needs may be others now.
+  if (state_.job.running() || !told_status_at_.has_value()) return;
+  TellStatus(options_.clock());  // The last one.
+  told_status_at_.reset();
 }
 
 void ShardCore::SetLayout(absl::StatusOr<ShardMemory>& memory) {
