@@ -7,11 +7,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "common/history/history.h"
+#include "common/history/metrics_files.h"
 #include "common/http/http_server.h"
 #include "common/sync.h"
 #include "server/config/options.h"
@@ -44,12 +46,17 @@ class JobPage {
   absl::StatusOr<nlohmann::ordered_json> JobJsonNow();
   absl::StatusOr<nlohmann::ordered_json> SeriesJsonNow(const std::string& cursor, const std::string& run);
   std::string MetricsNow() const;
+  // Of earlier runs, as of a few seconds ago.
+  const std::vector<std::string>& RunNames();
 
   // The HTTP server's thread uses these.
   const PageFacts facts_;
   std::optional<PageSnapshot> shown_;  // Nothing: the server has said nothing yet.
   TimePoint shown_at_;
   History history_;
+  EarlierRuns earlier_runs_;
+  std::vector<std::string> run_names_;
+  TimePoint look_at_runs_at_;
 
   std::string address_;
   Mutex mutex_;
