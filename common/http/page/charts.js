@@ -59,14 +59,13 @@ function fillOf(chart, {pattern, colour: name}) {
   return pattern === 'plain' ? colour(name) : chart.ctx.createPattern(drawPattern(pattern, name), 'repeat');
 }
 
+// By looking at all: after a rollback steps are not ascending.
 function nearest(data, x) {
-  let [low, high] = [0, data.length - 1];
-  while (high - low > 1) {
-    const middle = (low + high) >> 1;
-    if (data[middle].x < x) low = middle;
-    else high = middle;
-  }
-  return high >= 0 && Math.abs(data[high].x - x) < Math.abs(data[low].x - x) ? high : low;
+  let found = 0;
+  data.forEach((each, i) => {
+    if (Math.abs(each.x - x) <= Math.abs(data[found].x - x)) found = i;
+  });
+  return found;
 }
 
 // Of each line the point that is nearest in x: lines have points at places of their own.
@@ -165,7 +164,7 @@ export class LineChart {
         normalized: true,
         interaction: {mode: 'eachNearest', intersect: false},
         scales: {
-          x: {type: 'linear', grid: {drawTicks: false}, ticks: {maxRotation: 0, autoSkipPadding: 24, includeBounds: false, padding: 6, callback: (value) => this.xText(value)}},
+          x: {type: 'linear', bounds: 'data', beginAtZero: true, grid: {drawTicks: false}, ticks: {maxRotation: 0, autoSkipPadding: 24, includeBounds: false, padding: 6, callback: (value) => this.xText(value)}},
           y: this.yScale(false),
         },
         plugins: {
@@ -213,11 +212,11 @@ export class LineChart {
       paint(chart);
     }
     chart.data.datasets = all.flatMap((line) => this.datasetsOf(line, key, log));
-    const first = Math.min(...all.filter((line) => line.points.length).map((line) => line.points[0][key]));
-    const last = Math.max(...all.filter((line) => line.points.length).map((line) => line.points[line.points.length - 1][key]));
-    chart.options.scales.x.ticks.stepSize = key === 't' && Number.isFinite(last) ? timeStep(last, chart.canvas.parentNode.clientWidth) : undefined;
-    chart.options.scales.x.min = Number.isFinite(first) ? Math.min(first, 0) : undefined;
-    chart.options.scales.x.max = Number.isFinite(last) && last > 0 ? last : undefined;
+    // Chart.js looks at the ends of a line only, and after a rollback the last step is not the largest.
+    const last = all.reduce((most, {points}) => points.reduce((x, each) => Math.max(x, each[key]), most), 0);
+    const {x} = chart.options.scales;
+    x.suggestedMax = last > 0 ? last : undefined;
+    x.ticks.stepSize = key === 't' && last > 0 ? timeStep(last, chart.canvas.parentNode.clientWidth) : undefined;
     chart.update('none');
   }
 

@@ -1,7 +1,7 @@
 // The tables of the page: workers, servers, slowest steps; and the list of events.
 import {PHASES} from './charts.js';
 import {LiveTable, element, meter, setHidden, setText} from './dom.js';
-import {ended, heldUpMost} from './top.js';
+import {ended, holdsUp} from './top.js';
 import {bytes, clockTime, duration, figure, known, quantile, whole} from './words.js';
 
 const $ = (id) => document.getElementById(id);
@@ -19,7 +19,7 @@ function remarks(worker, job) {
   if ((job.progress?.waits_for || []).includes(worker.rank)) all.push(['bad', '▲', 'waited for']);
   if (worker.state === 'suspect') all.push(['bad', '?', 'suspect']);
   if (worker.slow) all.push(['warn', '▼', 'slow']);
-  if (heldUpMost(job)?.rank === worker.rank) all.push(['warn', '◆', 'holds up']);
+  if (holdsUp(job, worker)) all.push(['warn', '◆', 'holds up']);
   if (worker.busy_with) all.push(['quiet', '…', worker.busy_with]);
   if (worker.state === 'done') all.push(['quiet', '✓', 'done']);
   return all;
