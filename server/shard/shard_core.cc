@@ -274,6 +274,9 @@ void ShardCore::OnEnded(const Updater::Ended& ended) {
       Record(version.pushes);
       state_.record.OnVersion(version, now);
       for (const HyperparameterTimeline::Change& change : state_.updater.TakeEffective(version)) OnChanged(change);
+      if (options_.traced_steps.has_value() && IsTraced(*options_.traced_steps, version)) {
+        actions_.emplace_back(TraceOf(options_.shard, state_.job.view().generation(), version, now));
+      }
       if (has_metrics_) Metric("apply", Updater::Update::Fields(version, now));
     }
     const std::optional<float> told = state_.updater.told_learning_rate();
