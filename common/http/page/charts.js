@@ -141,6 +141,14 @@ function timeStep(seconds, width) {
   return steps.find((step) => seconds / step <= most) || Math.ceil(seconds / most / 86400) * 86400;
 }
 
+// Of lines that are all at one height: an axis that begins a little below and ends a little above.
+function roomAround(all) {
+  const values = all.flatMap(({points}) => points.flatMap(({least, mean, largest}) => [least, mean, largest])).filter(Number.isFinite);
+  if (values.length === 0 || values.some((each) => each !== values[0])) return [];
+  const room = Math.abs(values[0]) / 10 || 1;
+  return [values[0] - room, values[0] + room];
+}
+
 // A logarithmic axis has a word at 1, 2 and 5 of each decade only.
 function logTick(value, format) {
   const digit = value / 10 ** Math.floor(Math.log10(value) + 1e-9);
@@ -148,12 +156,11 @@ function logTick(value, format) {
 }
 
 export class LineChart {
-  // `y`: in words for an axis and in full; `zero`: the axis begins at 0; `most`: it ends there at the latest.
-  constructor(canvas, {axisText, fullText, zero = false, most}) {
+  // `y`: in words for an axis and in full; `zero`: the axis begins at 0.
+  constructor(canvas, {axisText, fullText, zero = false}) {
     this.fullText = fullText;
     this.axisText = axisText;
     this.zero = zero;
-    this.most = most;
     this.xText = String;
     this.chart = new Chart(canvas, {
       type: 'line',
@@ -185,9 +192,6 @@ export class LineChart {
     return {
       type: log ? 'logarithmic' : 'linear',
       beginAtZero: this.zero && !log,
-      suggestedMax: undefined,
-      max: this.most,
-      grace: this.most === undefined ? '4%' : 0,
       grid: {drawTicks: false, drawBorder: false},
       ticks: {padding: 6, maxTicksLimit: 6, callback: (value) => (log ? logTick(value, this.axisText) : this.axisText(value))},
     };
@@ -214,7 +218,8 @@ export class LineChart {
     chart.data.datasets = all.flatMap((line) => this.datasetsOf(line, key, log));
     // Chart.js looks at the ends of a line only, and after a rollback the last step is not the largest.
     const last = all.reduce((most, {points}) => points.reduce((x, each) => Math.max(x, each[key]), most), 0);
-    const {x} = chart.options.scales;
+    const {x, y} = chart.options.scales;
+    [y.suggestedMin, y.suggestedMax] = roomAround(all);
     x.suggestedMax = last > 0 ? last : undefined;
     x.ticks.stepSize = key === 't' && last > 0 ? timeStep(last, chart.canvas.parentNode.clientWidth) : undefined;
     chart.update('none');

@@ -107,7 +107,7 @@ export class Tables {
       {title: 'Loss', number: true, text: (worker) => (worker.loss ? figure(worker.loss.mean) : '–')},
       {title: 'Where its time went', key: (worker) => longestPhases(worker.seconds), cell: (worker) => [phaseBar(worker.seconds), element('span', {class: 'small'}, longestPhases(worker.seconds))]},
       {title: 'Name and host', text: (worker) => [worker.name, worker.host].filter(Boolean).join(' on ')},
-      {title: 'Link', text: (worker) => (worker.link || '–').replaceAll('_', ' ')},
+      {title: 'Link', text: (worker) => (worker.link || '–').replaceAll('_', ' ').replaceAll(',', ', ')},
       {title: 'Device', text: (worker) => worker.device || '–'},
       {title: 'Sent', number: true, text: (worker) => bytes(worker.sent_bytes)},
       {title: 'Received', number: true, text: (worker) => bytes(worker.received_bytes)},
