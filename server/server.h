@@ -76,6 +76,7 @@ class Server {
   Server(const ServerOptions& options, Lineage* lineage, JobPage* page);
   bool takes_checkpoints() const { return !options_.checkpoint_dir.empty(); }
   absl::Status OpenCheckpoints();
+  absl::Status OpenTrace();
   // FAILED_PRECONDITION: with these flags the job has ended because something was not finite.
   absl::Status CheckFlagsAfterNotFinite() const;
   // Whether the folder has parts of checkpoints that were complete once, though none is now. What is found is logged.

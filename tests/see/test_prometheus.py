@@ -53,7 +53,8 @@ def prometheus(job: ObservedJob, tmp_path_factory: pytest.TempPathFactory) -> It
     """One that has seen the job train for some seconds, take checkpoints and evaluate."""
     started = Prometheus(tmp_path_factory.mktemp("prometheus"), job.pages)
     try:
-        wait_until("a checkpoint is in a rate", lambda: started.query("rate(ps_checkpoint_seconds_count[10s]) > 0"))
+        saved = "rate(ps_checkpoint_seconds_count[10s]) > 0"
+        wait_until("each server's checkpoints are in a rate", lambda: len(started.query(saved)) == SERVERS)
         wait_until("an evaluation is told", lambda: started.query('ps_accuracy_ratio{split="test"}'))
         wait_until("all workers have told of them", lambda: len(started.query("ps_worker_info")) == WORKERS)
         wait_until("a refusal is told", lambda: started.query("rate(ps_refused_calls_total[10s])"))

@@ -303,8 +303,9 @@ class MergedFile {
  private:
   explicit MergedFile(NewFile file) : file_(std::move(file)) {}
   absl::Status Write() {
-    const std::string text = std::exchange(text_, {});
-    return file_.Append(std::span(text.data(), text.size()));
+    absl::Status written = file_.Append(std::span(text_.data(), text_.size()));
+    text_.clear();
+    return written;
   }
 
   NewFile file_;

@@ -149,6 +149,12 @@ function roomAround(all) {
   return [values[0] - room, values[0] + room];
 }
 
+// Chart.js ends an axis with a tick, however near the one before it is.
+function withoutOddEnd({ticks}) {
+  const gap = (i) => ticks[i].value - ticks[i - 1].value;
+  if (ticks.length > 2 && gap(ticks.length - 1) < 0.999 * gap(1)) ticks.pop();
+}
+
 // A logarithmic axis has a word at 1, 2 and 5 of each decade only.
 function logTick(value, format) {
   const digit = value / 10 ** Math.floor(Math.log10(value) + 1e-9);
@@ -171,7 +177,7 @@ export class LineChart {
         normalized: true,
         interaction: {mode: 'eachNearest', intersect: false},
         scales: {
-          x: {type: 'linear', bounds: 'data', beginAtZero: true, grid: {drawTicks: false}, ticks: {maxRotation: 0, autoSkipPadding: 24, includeBounds: false, padding: 6, callback: (value) => this.xText(value)}},
+          x: {type: 'linear', bounds: 'data', beginAtZero: true, afterBuildTicks: withoutOddEnd, grid: {drawTicks: false}, ticks: {maxRotation: 0, autoSkipPadding: 24, includeBounds: false, padding: 6, callback: (value) => this.xText(value)}},
           y: this.yScale(false),
         },
         plugins: {
