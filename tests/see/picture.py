@@ -17,16 +17,28 @@ from browser import Browser
 from observed_job import ObservedJob
 
 TRAINED_S = 45.0
-WIDTH, HEIGHT = 1280, 1130
+WIDTH, HEIGHT = 1200, 1480
 COLOURS = 200
 PAUSED_S = 0.06  # The slow worker computes half of the time.
 
 
 def main() -> None:
     """Four workers, of whom one is slower and then stops."""
-    flags = ["--dataset=fashion-mnist", "--model=mlp:784,256,128,10", "--batch_size=64", "--epochs=20", "--eval_every=1"]
+    flags = [
+        "--dataset=fashion-mnist",
+        "--model=mlp:784,256,128,10",
+        "--batch_size=64",
+        "--epochs=20",
+        "--eval_every=1",
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        job = ObservedJob(Path(folder), workers=4, servers=2, server_flags=("--lease=60s",), worker_flags=flags)
+        server_flags = (
+            "--lease=60s",
+            "--optimizer=momentum",
+            "--learning_rate=0.02",
+            f"--checkpoint_dir={folder}/checkpoints",
+        )
+        job = ObservedJob(Path(folder), workers=4, servers=2, server_flags=server_flags, worker_flags=flags)
         browser = Browser(Path(folder) / "browser", WIDTH, HEIGHT)
         try:
             browser.scheme("light")

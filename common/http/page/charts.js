@@ -237,7 +237,7 @@ export class LineChart {
       return {x: point[key], y: Number.isFinite(y) && !(log && y <= 0) ? y : NaN, point};
     });
     const ink = colour(style.colour);
-    const few = points.length <= 40;
+    const few = points.length * 14 <= this.chart.width;
     const line = {
       name,
       data: data('mean'),
