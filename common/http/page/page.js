@@ -70,6 +70,10 @@ class Page {
       this.snapshots = [];
       this.series = {};
     }
+    // Workers leave as their job ends: what they did stays.
+    if (ended(job) && !job.workers?.length && this.job?.workers?.length) {
+      job.workers = this.job.workers.map((worker) => ({...worker, state: worker.state === 'done' ? 'done' : 'left', slow: false}));
+    }
     this.job = job;
     this.answeredMs = Date.now();
     let changed = false;
