@@ -89,6 +89,7 @@ int main(int argc, char** argv) {
   Mutex mutex;
   CondVar changed;
   bool started = false;  // Or it could not be.
+  bool ended = false;    // Its work is done, and the process is about to end.
   Server* running = nullptr;
   std::string stopped;  // Why, if it was.
   std::stop_source stop;
@@ -99,6 +100,7 @@ int main(int argc, char** argv) {
     stopped = absl::StrCat("server ", options.shard, " was stopped (", signal, ")");
     stop.request_stop();
     if (running != nullptr) return running->Stop(stopped);
+    if (ended) return;
     // It is starting. A file system that hangs lets nobody go.
     const TimePoint deadline = Now() + kStartTime;
     while (!started && Now() < deadline) changed.WaitUntil(mutex, deadline);
@@ -131,19 +133,22 @@ int main(int argc, char** argv) {
       running = server->get();
       if (!stopped.empty()) running->Stop(stopped);
     }
-    const absl::Status ended = (*server)->Wait();
+    const absl::Status result = (*server)->Wait();
     if (!EndDisk(**server, options, stop.get_token())) {
       std::cout.flush();
       FlushLog();
-      std::_Exit((*server)->rolled_back() || !ended.ok() ? Complain("ps_server", ended, kExitFailed) : kExitDone);
+      std::_Exit((*server)->rolled_back() || !result.ok() ? Complain("ps_server", result, kExitFailed) : kExitDone);
     }
     {
       MutexLock lock(mutex);
       running = nullptr;
       started = false;
+      ended = !(*server)->rolled_back();
     }
-    if (!(*server)->rolled_back() && page != nullptr) page->AwaitLastLook();
-    if (!(*server)->rolled_back()) return ended.ok() ? kExitDone : Complain("ps_server", ended, kExitFailed);
+    if (!(*server)->rolled_back()) {
+      if (page != nullptr) page->AwaitLastLook(stop.get_token());
+      return result.ok() ? kExitDone : Complain("ps_server", result, kExitFailed);
+    }
     lineage.again = true;
   }
 }

@@ -9,15 +9,19 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
 #include "common/status.h"
 
 namespace ps {
 namespace {
 
 constexpr int kHttpBacklog = 256;
+constexpr int kPicks = 8;
 
 absl::Status CannotListen(const std::string& flag, int error) {
-  if (error == EADDRINUSE) return Unavailable(flag, ": the port is in use; port 0 picks a free one");
+  if (error == EADDRINUSE) {
+    return absl::AlreadyExistsError(absl::StrCat(flag, ": the port is in use; port 0 picks a free one"));
+  }
   if (error == EADDRNOTAVAIL) return Unavailable(flag, ": the address does not belong to this machine");
   if (error == EACCES) return Unavailable(flag, ": ports below 1024 need privileges that this process has not");
   return Unavailable(flag, ": ", std::strerror(error));
@@ -54,9 +58,7 @@ int HttpPortOf(int socket) {
   return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
-}  // namespace
-
-absl::StatusOr<std::vector<FileDescriptor>> ListenForHttp(const std::string& flag, Endpoint& endpoint) {
+absl::StatusOr<std::vector<FileDescriptor>> ListenAtAll(const std::string& flag, Endpoint& endpoint) {
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
@@ -71,6 +73,9 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenForHttp(const std::string& fla
     if (each->ai_family != AF_INET && each->ai_family != AF_INET6) continue;
     SetHttpPort(*each, endpoint.port);
     absl::StatusOr<FileDescriptor> socket = ListenForHttpAt(flag, *each);
+    // A name may have an address that this machine has not; but a port that somebody else has on one of them would lead
+    // browsers there.
+    if (absl::IsAlreadyExists(socket.status())) return socket.status();
     if (!socket.ok()) {
       why.Update(socket.status());
       continue;
@@ -81,6 +86,18 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenForHttp(const std::string& fla
   if (!sockets.empty()) return sockets;
   if (!why.ok()) return why;
   return Unavailable(flag, ": the name has no address");
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<FileDescriptor>> ListenForHttp(const std::string& flag, Endpoint& endpoint) {
+  const bool picks = endpoint.port == 0;
+  for (int tries = 1;; ++tries) {
+    absl::StatusOr<std::vector<FileDescriptor>> sockets = ListenAtAll(flag, endpoint);
+    // The port that was free at the first address may be in use at the next one.
+    if (sockets.ok() || !picks || !absl::IsAlreadyExists(sockets.status()) || tries == kPicks) return sockets;
+    endpoint.port = 0;
+  }
 }
 
 }  // namespace ps

@@ -10,8 +10,9 @@
 
 namespace ps {
 
-// Listens at each address of the host; port 0 picks one, which the endpoint then has. UNAVAILABLE in one line, naming
-// the flag ("--http_listen=127.0.0.1:80"), if that cannot be.
+// Listens at each address of the host; port 0 picks one, which the endpoint then has. In one line, naming the flag
+// ("--http_listen=127.0.0.1:80"): ALREADY_EXISTS if the port is in use at one of them, UNAVAILABLE if it cannot be
+// else.
 absl::StatusOr<std::vector<FileDescriptor>> ListenForHttp(const std::string& flag, Endpoint& endpoint);
 
 }  // namespace ps

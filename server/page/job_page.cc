@@ -63,6 +63,7 @@ v1::StatusReply OwnPart(const PageFacts& facts, const PageSnapshot& snapshot) {
   (*status.mutable_settings())["mode"] = facts.mode;
   (*status.mutable_settings())["optimizer"] = facts.optimizer;
   *status.add_shard_status() = snapshot.shard;
+  status.mutable_progress()->set_unix_ms(snapshot.unix_ms);  // Ages are told by it.
   v1::ShardInfo& info = *status.add_shards();
   info.set_shard(facts.shard);
   info.set_address(snapshot.address);
@@ -112,13 +113,21 @@ void JobPage::Observe(PageSnapshot snapshot) {
   handed_over_.reset();
 }
 
-void JobPage::AwaitLastLook() {
+void JobPage::AwaitLastLook(const std::stop_token& stop) {
   {
     MutexLock lock(mutex_);
     if (!job_ended_ || !asked_at_.has_value() || Now() - *asked_at_ > kLooksAgain) return;
   }
   // There may be several browsers, and nothing tells which of them asked: no event says that all have.
-  std::this_thread::sleep_for(kLastLook);
+  const TimePoint deadline = Now() + kLastLook;
+  Mutex mutex;
+  CondVar stopped;
+  const std::stop_callback on_stop(stop, [&] {
+    MutexLock lock(mutex);
+    stopped.NotifyAll();
+  });
+  MutexLock lock(mutex);
+  while (!stop.stop_requested() && Now() < deadline) stopped.WaitUntil(mutex, deadline);
 }
 
 void JobPage::TakeSnapshot() {
@@ -158,7 +167,6 @@ absl::StatusOr<nlohmann::ordered_json> JobPage::JobJsonNow() {
     json["headline"] = absl::StrCat("this is server ", facts_.shard, "; the job is shown by server 0, ", facts_.chief,
                                     ", at the address that its --http_listen says");
     json["chief"] = facts_.chief;
-    json["unix_ms"] = shown_->unix_ms;
   }
   json["runs"] = RunNames();
   return json;

@@ -2,10 +2,10 @@
 // while one generation of the job ends and the next begins.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -38,8 +38,9 @@ class JobPage {
   void Observe(PageSnapshot snapshot);
 
   // The server is about to end. If its job has ended, and a browser looks at it, this returns a little later than a
-  // second: then each browser has asked once more, and shows how the job ended. Else it returns at once.
-  void AwaitLastLook();
+  // second, or when a stop is requested: then each browser has asked once more, and shows how the job ended. Else it
+  // returns at once.
+  void AwaitLastLook(const std::stop_token& stop);
 
  private:
   JobPage(PageFacts facts, std::string runs_folder);
