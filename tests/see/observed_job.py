@@ -32,7 +32,8 @@ def is_well(address: str) -> bool:
     try:
         return get(address, "/healthz") != ""
     except urllib.error.HTTPError as error:
-        assert error.code == 503
+        if error.code != 503:
+            raise
         return False
 
 
