@@ -3,10 +3,12 @@
 #include <unistd.h>
 #include <algorithm>
 #include <fstream>
+#include <mutex>
 #include <random>
 #include <utility>
 #include <vector>
 
+#include <grpcpp/ext/channelz_service_plugin.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 #include <spdlog/spdlog.h>
@@ -17,6 +19,7 @@
 #include "common/optimizers/optimizer.h"
 #include "common/status.h"
 #include "server/transport/control_service.h"
+#include "server/transport/reflection_service.h"
 
 namespace ps {
 namespace {
@@ -105,6 +108,12 @@ int64_t MaxShardElements(const ServerOptions& options) {
 uint64_t RandomGeneration() {
   std::random_device random;
   return NewLine(random()) + 1;
+}
+
+// Every gRPC server of this process that is built from now on has the service, so it is asked for once.
+void AddChannelz() {
+  static std::once_flag once;
+  std::call_once(once, grpc::channelz::experimental::InitChannelzService);
 }
 
 ChiefOptions MakeChiefOptions(const ServerOptions& options) {
@@ -224,6 +233,10 @@ absl::Status Server::Listen() {
   } else {
     router_->Refuse("/ps.v1.Chief/",
                     absl::UnimplementedError("this server is not the chief; name the address of server 0"));
+  }
+  if (options_.debug_services) {
+    HandleReflection(*router_);
+    AddChannelz();
   }
   grpc::ServerBuilder builder;
   SetServerArguments(builder, ToChrono(options_.lease), options_.long_links);

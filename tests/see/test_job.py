@@ -23,9 +23,9 @@ SLACK_S = 2.0  # Of a busy machine, and of the browser's own look once a second.
 @pytest.fixture
 def real_job(tmp_path: Path) -> Iterator[ObservedJob]:
     """Three workers on two servers, who train for longer than any test."""
-    made = ObservedJob(
-        tmp_path, workers=3, servers=2, worker_flags=("--epochs=100000", "--batch_size=20", "--eval_every=300")
-    )
+    flags = ("--epochs=100000", "--batch_size=20", "--eval_every=2")
+    # So that a worker that a test stops is waited for, and not lost.
+    made = ObservedJob(tmp_path, workers=3, servers=2, server_flags=("--lease=60s",), worker_flags=flags)
     yield made
     made.end()
 

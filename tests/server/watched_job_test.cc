@@ -34,7 +34,8 @@ std::vector<v1::ShardReport> Statuses(T& test) {
 
 std::string HeldUp(T& test) {
   std::string text;
-  for (const v1::RankSeconds& held : test.shard.Status(test.now).held_up()) {
+  const v1::ShardStatusReply status = test.shard.Status(test.now);
+  for (const v1::RankSeconds& held : status.held_up()) {
     absl::StrAppend(&text, text.empty() ? "" : ", ", held.rank(), ": ", held.seconds());
   }
   return text;
@@ -135,8 +136,7 @@ TEST_CASE("In ssp the time for which a call is parked is the slowest rank's, and
   REQUIRE(asp.Add(1, 0, {1, 1, 1, 1}).ok());
   REQUIRE(asp.Answer(1, 0).ok());
   CHECK(asp.shard.Status(asp.now).clock_gap_steps() == 4);
-  const auto& staleness = asp.shard.Status(asp.now).staleness();
-  CHECK(staleness.sum() == 1 + 2 + 3 + 4 + 5);  // All were computed on version 0.
+  CHECK(asp.shard.Status(asp.now).staleness().sum() == 1 + 2 + 3 + 4 + 5);  // All were computed on version 0.
 }
 
 TEST_CASE("A shard tells its status once a second while the job runs, in a report of its own, and once at the end") {

@@ -167,7 +167,9 @@ export class Tables {
   spread(distribution) {
     const bounds = this.job.seconds_bounds || [];
     const middle = quantile(distribution?.counts, bounds, 0.5);
-    return middle === null ? '–' : `${duration(middle)}, ${duration(quantile(distribution.counts, bounds, 0.95))}`;
+    // Of what is in the first range no more is known.
+    const text = (seconds) => (seconds <= bounds[0] ? `< ${duration(bounds[0])}` : duration(seconds));
+    return middle === null ? '–' : `${text(middle)}, ${text(quantile(distribution.counts, bounds, 0.95))}`;
   }
 
   show(job) {

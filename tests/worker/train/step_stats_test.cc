@@ -61,16 +61,13 @@ TEST_CASE("Reports have all of the time, each phase as in the metrics, and how m
   MetricsLines metrics;
   std::vector<StepReport> reports;
   StepStats stats(metrics.writer(), 0, 80, 0, TimePoint(),
-                  {.tell = [&reports](const StepReport& step) { reports.push_back(step); }, .steps_per_batch = 0.25});
+                  {.tell = [&reports](const StepReport& step) { reports.push_back(step); }});
   StepRecord record = Step(0, 5);
   stats.Add(record, TimePoint() + seconds(12));
   record = Step(1, 3);
-  record.push.step = 0;
   record.samples = 0;
   stats.Add(record, TimePoint() + seconds(20));  // It had begun before the last one was there.
-  record = Step(4, 0);
-  record.push.step = 1;
-  stats.Add(record, TimePoint() + seconds(30));
+  stats.Add(Step(4, 0), TimePoint() + seconds(30));
   REQUIRE(reports.size() == 3);
   CHECK(reports[0].step == 0);
   CHECK(reports[0].samples == 20);
@@ -84,7 +81,22 @@ TEST_CASE("Reports have all of the time, each phase as in the metrics, and how m
   CHECK_FALSE(reports[1].loss.has_value());
   CHECK(reports[1].other_s == 0);
   CHECK(reports[2].other_s == 3);
-  for (const StepReport& each : reports) CHECK(each.all_steps == 20);
+  for (const StepReport& each : reports) CHECK(each.all_steps == 80);
+}
+
+// Where it takes steps of its own, the steps that it tells of are batches.
+TEST_CASE("A worker expects its part of the batches that are left in the job") {
+  MetricsLines metrics;
+  std::vector<StepReport> reports;
+  StepStats stats(metrics.writer(), 0, 80, 0, TimePoint(),
+                  {.tell = [&reports](const StepReport& step) { reports.push_back(step); }, .own_part = 0.25});
+  StepRecord record = Step(41, 0);
+  record.push.step = 11;
+  stats.Add(record, TimePoint());
+  record.local = true;
+  stats.Add(record, TimePoint());
+  CHECK(reports[0].all_steps == 11 + 10);
+  CHECK(reports[1].all_steps == 20);
 }
 
 TEST_CASE("The log says every two seconds how far training is, and at its end") {
