@@ -173,7 +173,6 @@ void JobProgress::Look(const Membership& members, TimePoint now) {
     worker.steps.Add(StepsOf(worker, member), now);
   }
   if (!running_since_.has_value()) return;
-  highest_step_ = Step(members);
   highest_steps_.Add(highest_step_, now);
   versions_.Add(version_, now);
   samples_.Add(Samples(), now);
@@ -234,24 +233,12 @@ std::optional<v1::LossRange> JobProgress::Loss() const {
   return loss.has_value() ? loss : last_loss_;
 }
 
-uint64_t JobProgress::Step(const Membership& members) const {
-  if (terms_.synchronous) return version_;
-  uint64_t highest = highest_step_;
-  for (const auto& [rank, member] : members.members()) {
-    const auto worker = workers_.find(rank);
-    const bool tells = !terms_.takes_rounds && worker != workers_.end() &&
-                       worker->second.incarnation == member.incarnation && worker->second.report.has_value();
-    highest = std::max(highest, tells ? member.start_step + worker->second.report->steps() : member.step);
-  }
-  return highest;
-}
-
 double JobProgress::LeftSeconds(const Membership& members, TimePoint now) const {
   const auto time = [](uint64_t all, uint64_t made, double rate) {
     return all > made && rate > 0 ? static_cast<double>(all - made) / rate : 0;
   };
   if (terms_.synchronous) return time(all_steps_, version_, versions_.PerSecond(version_, now));
-  if (terms_.takes_rounds) return time(all_steps_, Step(members), highest_steps_.PerSecond(Step(members), now));
+  if (terms_.takes_rounds) return time(all_steps_, highest_step_, highest_steps_.PerSecond(highest_step_, now));
   // Each goes on by itself, and the job is done when the last one is.
   double left = 0;
   for (const auto& [rank, member] : members.members()) {
@@ -287,7 +274,7 @@ void JobProgress::Fill(const Membership& members, TimePoint now, v1::ProgressSta
   progress.set_worker_losses(all.worker_losses);
   progress.set_checkpoint_failures(all.checkpoint_failures);
   progress.set_dropped_reports(all.dropped_reports);
-  progress.set_step(Step(members));
+  progress.set_step(terms_.synchronous ? version_ : highest_step_);
   progress.set_all_steps(all_steps_);
   progress.set_samples(Samples());
   if (const auto loss = Loss(); loss.has_value()) *progress.mutable_loss() = *loss;

@@ -4,6 +4,7 @@
 // A pure value: no locks, no I/O, no clock. Bounded by the number of ranks and shards.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -65,6 +66,8 @@ class JobProgress {
   void OnRunning(uint64_t version, uint64_t samples, TimePoint now);
   // All shards have made this version.
   void OnVersion(uint64_t version, TimePoint now);
+  // Some rank has made so many steps, and none more.
+  void OnStep(uint64_t highest) { highest_step_ = std::max(highest_step_, highest); }
   // A member tells this; what is older than what it has told before is ignored, and what cannot be is put right.
   void OnReport(const Member& member, const v1::WorkerReport& report, TimePoint now);
   // A member has come further in its round.
@@ -108,7 +111,6 @@ class JobProgress {
   double RateOf(const Member& member, TimePoint now) const;
   uint64_t Samples() const;
   std::optional<v1::LossRange> Loss() const;
-  uint64_t Step(const Membership& members) const;
   double LeftSeconds(const Membership& members, TimePoint now) const;
   double MedianStep() const;
   void FindSlow(const Membership& members, TimePoint now);
