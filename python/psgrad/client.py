@@ -715,10 +715,7 @@ class Client(Reductions):
         self._core.report_step(of, samples, loss, seconds, self._expected_steps)
 
     def expects_steps(self, steps: int) -> None:
-        """This worker is done after so many steps, as far as it knows; in modes with local steps, of its own.
-
-        psgrad.data.Batches says it.
-        """
+        """This worker is done after so many steps of the job, as far as it knows. psgrad.data.Batches says it."""
         self._expected_steps = steps
 
     def report_evaluation(

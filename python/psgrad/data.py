@@ -360,7 +360,9 @@ class Batches:
 
     def _say_steps(self) -> None:
         """For whoever watches the job: how many steps it has in all, as far as a fixed share knows."""
-        self._job.get("expects_steps", lambda steps: None)(math.ceil(self.total / self._accumulate))
+        local = self._job.get("local_steps", None)
+        batches_a_step = self._accumulate * (1 if local is None else max(1, int(local.steps)))
+        self._job.get("expects_steps", lambda steps: None)(math.ceil(self.total / batches_a_step))
 
     def __iter__(self) -> Iterator[Any]:
         """Goes on where an earlier loop was left. RuntimeError if there is nothing left at all."""

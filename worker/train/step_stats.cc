@@ -123,10 +123,8 @@ void StepStats::Report(StepReport report, const StepRecord& step, TimePoint now)
   reported_s_ += report.forward_s + report.backward_s + report.push_s + report.wait_s + report.pull_s;
   report.other_s = std::max(0.0, Seconds(now - began_) - reported_s_);
   reported_s_ += report.other_s;
-  // Where the worker takes steps by itself, its batches are its steps; else each is a step of the job.
-  const int64_t left = step.local ? total_batches_ : std::max<int64_t>(0, total_batches_ - step.batch);
-  const auto own_left = static_cast<uint64_t>(std::ceil(static_cast<double>(left) * reports_.own_part - 1e-9));
-  report.all_steps = (step.local ? 0 : step.push.step) + own_left;
+  const double left = std::max(0.0, static_cast<double>(total_batches_ - step.batch) * reports_.steps_per_batch);
+  report.all_steps = step.push.step + static_cast<uint64_t>(std::ceil(left - 1e-9));
   reports_.tell(report);
 }
 

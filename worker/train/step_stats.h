@@ -65,7 +65,7 @@ class TrainingRecords;  // training_records.h
 // Who else is told of each batch, for whoever watches the job.
 struct StepReports {
   std::function<void(const StepReport&)> tell;  // Must not wait. Empty: nobody.
-  double own_part = 1;                          // Of the batches that are left in the job, this worker's.
+  double steps_per_batch = 1;                   // The worker's own, of the batches that are left in the job.
 };
 
 // Used by one thread.

@@ -263,8 +263,10 @@ absl::Status Trainer::Train() {
 
 // Of runs that are handed out a worker takes its part, on the average.
 StepReports Trainer::Reports() const {
+  const std::optional<LocalSteps>& local = client_->policy().local_steps;
+  const double own = source_->own_batches_per_epoch() / static_cast<double>(source_->batches_per_epoch());
   return {.tell = [client = client_.get()](const StepReport& step) { client->ReportStep(step); },
-          .own_part = source_->own_batches_per_epoch() / static_cast<double>(source_->batches_per_epoch())};
+          .steps_per_batch = own / (local.has_value() ? std::max(1U, local->steps) : 1U)};
 }
 
 // Runs that are handed out may have to come back from others.

@@ -84,19 +84,18 @@ TEST_CASE("Reports have all of the time, each phase as in the metrics, and how m
   for (const StepReport& each : reports) CHECK(each.all_steps == 80);
 }
 
-// Where it takes steps of its own, the steps that it tells of are batches.
-TEST_CASE("A worker expects its part of the batches that are left in the job") {
+TEST_CASE("What is left is told in steps of pushes, of this worker's part of the batches") {
   MetricsLines metrics;
   std::vector<StepReport> reports;
   StepStats stats(metrics.writer(), 0, 80, 0, TimePoint(),
-                  {.tell = [&reports](const StepReport& step) { reports.push_back(step); }, .own_part = 0.25});
-  StepRecord record = Step(41, 0);
-  record.push.step = 11;
-  stats.Add(record, TimePoint());
-  record.local = true;
-  stats.Add(record, TimePoint());
-  CHECK(reports[0].all_steps == 11 + 10);
-  CHECK(reports[1].all_steps == 20);
+                  {.tell = [&reports](const StepReport& step) { reports.push_back(step); }, .steps_per_batch = 0.25});
+  // A round of four batches: the same, whichever of them it is.
+  for (const auto& [batch, step] : {std::pair(0, 0), {3, 0}, {4, 1}, {77, 19}, {79, 19}}) {
+    StepRecord record = Step(batch, 0);
+    record.push.step = static_cast<uint64_t>(step);
+    stats.Add(record, TimePoint());
+    CHECK(reports.back().all_steps == 20);
+  }
 }
 
 TEST_CASE("The log says every two seconds how far training is, and at its end") {
