@@ -34,7 +34,7 @@ void Write(const VersionTrace& version, TraceWriter& trace) {
                      .name = absl::StrCat("apply ", version.version),
                      .begin = version.committed,
                      .end = version.published};
-  nlohmann::ordered_json ranks = nlohmann::ordered_json::array();
+  std::vector<uint32_t> ranks;
   for (const VersionTrace::Contribution& each : version.contributions) {
     ranks.push_back(each.push.rank);
     const TraceArrow arrow = {.part = ArrowPart::kPasses, .push = each.push, .shard = version.shard};
@@ -43,7 +43,7 @@ void Write(const VersionTrace& version, TraceWriter& trace) {
                          .name = absl::StrCat("arrives ", each.push.step),
                          .begin = each.began,
                          .end = each.completed};
-    arrives.args = {{"step", each.push.step}, {"samples", each.samples}, {"staleness", each.staleness}};
+    arrives.args.Add("step", each.push.step).Add("samples", each.samples).Add("staleness", each.staleness);
     arrives.arrows = {arrow};
     trace.Add(arrives);
     trace.Add({.row = arrives.row,
@@ -51,7 +51,7 @@ void Write(const VersionTrace& version, TraceWriter& trace) {
                .begin = each.completed,
                .end = version.published});
   }
-  apply.args = {{"version", version.version}, {"ranks", std::move(ranks)}};
+  apply.args.Add("version", version.version).Add("ranks", ranks);
   trace.Add(apply);
 }
 

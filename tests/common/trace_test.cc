@@ -1,5 +1,6 @@
 #include "common/trace.h"
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -71,7 +72,7 @@ TEST_CASE("A trace is valid JSON once its writer has ended, with times since the
                    .name = "push 1",
                    .begin = now,
                    .end = now + milliseconds(2),
-                   .args = {{"step", 1}},
+                   .args = TraceArgs().Add("step", uint64_t{1}).Add("loss", std::nan("")),
                    .arrows = {{.part = ArrowPart::kLeaves, .push = push, .shard = 0}}});
     (*trace)->Add({.row = "exchanges",
                    .name = "pull",
@@ -90,6 +91,7 @@ TEST_CASE("A trace is valid JSON once its writer has ended, with times since the
     REQUIRE(spans.size() == 2);
     CHECK(spans[0]["ts"].get<double>() == Approx(since_start * 1e6).margin(2000));
     CHECK(spans[0]["dur"] == 2000.0);
+    CHECK(spans[0]["args"].dump() == R"({"step":1,"loss":"nan"})");
     CHECK(spans[1]["ts"].get<double>() - spans[0]["ts"].get<double>() == Approx(3000));
     CHECK(spans[0]["tid"] == spans[1]["tid"]);
   }

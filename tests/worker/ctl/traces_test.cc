@@ -188,6 +188,27 @@ TEST_CASE("Arrows of which only one end is among the files are left out") {
   for (const Json& event : traces.Merge()["traceEvents"]) CHECK(event["ph"] != "t");
 }
 
+TEST_CASE("Of traces that are too large together the beginning is merged, and it is said how much of all that is") {
+  Traces traces;
+  std::string text = "[\n" + About("shard", 0, "a", 0);
+  for (int i = 0; i < 1000; ++i) text += Span("apply " + std::to_string(i), 100e3 * i, 50e3);
+  traces.Add(text);
+  const std::string output = traces.folder.File("merged.json");
+  const absl::StatusOr<std::string> done = MergeTraces(traces.paths, output, 30'000);
+  REQUIRE(done.ok());
+  const std::string written = ReadFile(output);
+  const Json merged = Json::parse(written);
+  CHECK(written.size() < 32'000);
+  CHECK(written.size() > 20'000);
+  size_t spans = 0;
+  for (const Json& event : merged["traceEvents"]) {
+    if (event["ph"] == "X") CHECK(event["name"] == "apply " + std::to_string(spans++));
+  }
+  const std::string part = merged["otherData"]["part"];
+  CHECK(part.find(" s of 99.91 s") != std::string::npos);
+  CHECK(done->find("  It has the first ") != std::string::npos);
+}
+
 TEST_CASE("What is no trace is refused, by file and line") {
   Traces traces;
   const std::string path = traces.Add("[\n" + About("shard", 0, "a", 0) + "nonsense\n" + Span("apply", 5, 1));
