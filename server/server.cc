@@ -325,6 +325,10 @@ void Server::Tick() {
 void Server::TellPage(TimePoint now) {
   if (page_ == nullptr || now < tell_page_at_) return;
   tell_page_at_ = now + kTellPage;
+  page_->Observe(SnapshotForPage(now));
+}
+
+PageSnapshot Server::SnapshotForPage(TimePoint now) const {
   PageSnapshot snapshot{.unix_ms = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
                                                              std::chrono::system_clock::now().time_since_epoch())
                                                              .count()),
@@ -332,7 +336,7 @@ void Server::TellPage(TimePoint now) {
                         .address = AdvertisedAddress(),
                         .health = Health()};
   if (chief_ != nullptr) snapshot.job = chief_->Status(now);
-  page_->Observe(std::move(snapshot));
+  return snapshot;
 }
 
 absl::Status Server::Health() const {
@@ -465,6 +469,7 @@ absl::Status Server::Wait() {
   grpc_->Shutdown(std::chrono::system_clock::now() +
                   (phase == v1::PHASE_FINISHED ? std::chrono::milliseconds(kFinishLinger) : kShutdownGrace));
   metrics_->Write("end", {{"version", shard_->Status(Now()).version()}, {"phase", v1::Phase_Name(phase)}});
+  if (page_ != nullptr) page_->Observe(SnapshotForPage(Now()));
   if (phase == v1::PHASE_FINISHED && !failure.empty()) return absl::DataLossError(failure);
   return phase == v1::PHASE_FAILED ? absl::AbortedError(failure) : absl::OkStatus();
 }

@@ -104,6 +104,7 @@ class Server {
   std::chrono::nanoseconds TakeSuspension(TimePoint now);
   // Each second, what the page shows.
   void TellPage(TimePoint now);
+  PageSnapshot SnapshotForPage(TimePoint now) const;
   absl::Status Health() const;
   // Every 10 s, whom the job waits for.
   void SayWaiting(TimePoint now);

@@ -1,6 +1,7 @@
 #include "server/page/job_page.h"
 
 #include <chrono>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,12 +19,20 @@ namespace {
 
 // A server that says nothing for so long hangs, or is between two generations of its job.
 constexpr std::chrono::seconds kMaxSilence(5);
+// The page asks once a second, and later where the server is slow.
+constexpr std::chrono::milliseconds kLooksAgain(3000);
+constexpr std::chrono::milliseconds kLastLook(1500);
 constexpr std::chrono::seconds kLookAtRuns(10);  // Which runs there are in a folder is looked up no more often.
 
 uint64_t UnixMs() {
   return static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
           .count());
+}
+
+bool HasEnded(const PageSnapshot& snapshot) {
+  const v1::Phase phase = snapshot.job.has_value() ? snapshot.job->phase() : v1::PHASE_UNSPECIFIED;
+  return phase == v1::PHASE_FINISHED || phase == v1::PHASE_FAILED || phase == v1::PHASE_SHUT_DOWN;
 }
 
 // An IPv6 address as endpoints have it, without brackets.
@@ -94,12 +103,22 @@ void JobPage::Observe(PageSnapshot snapshot) {
   {
     MutexLock lock(mutex_);
     const bool posted = handed_over_.has_value();
+    job_ended_ = HasEnded(snapshot);
     handed_over_ = std::move(snapshot);
     if (posted) return;
   }
   if (server_->Post([this] { TakeSnapshot(); })) return;
   MutexLock lock(mutex_);
   handed_over_.reset();
+}
+
+void JobPage::AwaitLastLook() {
+  {
+    MutexLock lock(mutex_);
+    if (!job_ended_ || !asked_at_.has_value() || Now() - *asked_at_ > kLooksAgain) return;
+  }
+  // There may be several browsers, and nothing tells which of them asked: no event says that all have.
+  std::this_thread::sleep_for(kLastLook);
 }
 
 void JobPage::TakeSnapshot() {
@@ -129,6 +148,10 @@ absl::Status JobPage::Health() const {
 }
 
 absl::StatusOr<nlohmann::ordered_json> JobPage::JobJsonNow() {
+  {
+    MutexLock lock(mutex_);
+    asked_at_ = Now();
+  }
   if (!shown_.has_value()) return absl::UnavailableError("the server is starting");
   nlohmann::ordered_json json = JobJson(shown_->job.has_value() ? *shown_->job : OwnPart(facts_, *shown_));
   if (!shown_->job.has_value()) {

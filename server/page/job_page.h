@@ -37,6 +37,10 @@ class JobPage {
   // The newest is shown from soon on. One that comes while the one before it is not looked at yet takes its place.
   void Observe(PageSnapshot snapshot);
 
+  // The server is about to end. If its job has ended, and a browser looks at it, this returns a little later than a
+  // second: then each browser has asked once more, and shows how the job ended. Else it returns at once.
+  void AwaitLastLook();
+
  private:
   JobPage(PageFacts facts, std::string runs_folder);
   HttpResponse Answer(const HttpRequest& request);
@@ -61,6 +65,8 @@ class JobPage {
   std::string address_;
   Mutex mutex_;
   std::optional<PageSnapshot> handed_over_ ABSL_GUARDED_BY(mutex_);  // Until the thread has looked at it.
+  std::optional<TimePoint> asked_at_ ABSL_GUARDED_BY(mutex_);        // When a browser asked last how the job is.
+  bool job_ended_ ABSL_GUARDED_BY(mutex_) = false;                   // As the last snapshot says.
   std::unique_ptr<HttpServer> server_;                               // Last: its thread uses the others.
 };
 

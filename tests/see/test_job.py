@@ -99,3 +99,20 @@ def test_after_the_chief_died_all_stays(browser: Browser, real_job: ObservedJob)
     assert "no connection" in browser.text("#gone")
     assert browser.run(f"return {DRAWN}")
     assert "step" in browser.text("#headline").lower()
+
+
+def test_the_end_of_a_job_is_seen_before_its_servers_go(browser: Browser, tmp_path: Path) -> None:
+    job = ObservedJob(tmp_path, workers=2, worker_flags=("--steps=1500", "--batch_size=20"))
+    try:
+        open_page(browser, job.pages[0])
+        browser.wait("document.querySelectorAll('#workers tbody tr').length === 2")
+        browser.wait("document.body.dataset.state === 'finished'")
+        browser.wait("!document.querySelector('#gone').hidden")
+        assert "The job has ended" in browser.text("#gone")
+        assert browser.text("#state").split() == ["✓", "finished"]
+        assert "finished at step" in browser.text("#headline").lower()
+        assert browser.run("return document.querySelectorAll('#workers tbody tr').length") == 2
+        assert job.servers[0].wait(10) == 0
+        browser.screenshot("job-finished")
+    finally:
+        job.end()

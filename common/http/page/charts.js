@@ -141,6 +141,20 @@ function timeStep(seconds, width) {
   return steps.find((step) => seconds / step <= most) || Math.ceil(seconds / most / 86400) * 86400;
 }
 
+// Of lines that are all at one height: an axis that begins a little below and ends a little above.
+function roomAround(all) {
+  const values = all.flatMap(({points}) => points.flatMap(({least, mean, largest}) => [least, mean, largest])).filter(Number.isFinite);
+  if (values.length === 0 || values.some((each) => each !== values[0])) return [];
+  const room = Math.abs(values[0]) / 10 || 1;
+  return [values[0] - room, values[0] + room];
+}
+
+// Chart.js ends an axis with a tick, however near the one before it is.
+function withoutOddEnd({ticks}) {
+  const gap = (i) => ticks[i].value - ticks[i - 1].value;
+  if (ticks.length > 2 && gap(ticks.length - 1) < 0.999 * gap(1)) ticks.pop();
+}
+
 // A logarithmic axis has a word at 1, 2 and 5 of each decade only.
 function logTick(value, format) {
   const digit = value / 10 ** Math.floor(Math.log10(value) + 1e-9);
@@ -148,12 +162,11 @@ function logTick(value, format) {
 }
 
 export class LineChart {
-  // `y`: in words for an axis and in full; `zero`: the axis begins at 0; `most`: it ends there at the latest.
-  constructor(canvas, {axisText, fullText, zero = false, most}) {
+  // `y`: in words for an axis and in full; `zero`: the axis begins at 0.
+  constructor(canvas, {axisText, fullText, zero = false}) {
     this.fullText = fullText;
     this.axisText = axisText;
     this.zero = zero;
-    this.most = most;
     this.xText = String;
     this.chart = new Chart(canvas, {
       type: 'line',
@@ -164,7 +177,7 @@ export class LineChart {
         normalized: true,
         interaction: {mode: 'eachNearest', intersect: false},
         scales: {
-          x: {type: 'linear', bounds: 'data', beginAtZero: true, grid: {drawTicks: false}, ticks: {maxRotation: 0, autoSkipPadding: 24, includeBounds: false, padding: 6, callback: (value) => this.xText(value)}},
+          x: {type: 'linear', bounds: 'data', beginAtZero: true, afterBuildTicks: withoutOddEnd, grid: {drawTicks: false}, ticks: {maxRotation: 0, autoSkipPadding: 24, includeBounds: false, padding: 6, callback: (value) => this.xText(value)}},
           y: this.yScale(false),
         },
         plugins: {
@@ -185,9 +198,6 @@ export class LineChart {
     return {
       type: log ? 'logarithmic' : 'linear',
       beginAtZero: this.zero && !log,
-      suggestedMax: undefined,
-      max: this.most,
-      grace: this.most === undefined ? '4%' : 0,
       grid: {drawTicks: false, drawBorder: false},
       ticks: {padding: 6, maxTicksLimit: 6, callback: (value) => (log ? logTick(value, this.axisText) : this.axisText(value))},
     };
@@ -214,7 +224,8 @@ export class LineChart {
     chart.data.datasets = all.flatMap((line) => this.datasetsOf(line, key, log));
     // Chart.js looks at the ends of a line only, and after a rollback the last step is not the largest.
     const last = all.reduce((most, {points}) => points.reduce((x, each) => Math.max(x, each[key]), most), 0);
-    const {x} = chart.options.scales;
+    const {x, y} = chart.options.scales;
+    [y.suggestedMin, y.suggestedMax] = roomAround(all);
     x.suggestedMax = last > 0 ? last : undefined;
     x.ticks.stepSize = key === 't' && last > 0 ? timeStep(last, chart.canvas.parentNode.clientWidth) : undefined;
     chart.update('none');
@@ -226,7 +237,7 @@ export class LineChart {
       return {x: point[key], y: Number.isFinite(y) && !(log && y <= 0) ? y : NaN, point};
     });
     const ink = colour(style.colour);
-    const few = points.length <= 40;
+    const few = points.length * 14 <= this.chart.width;
     const line = {
       name,
       data: data('mean'),

@@ -97,17 +97,17 @@ export class Tables {
       {title: 'Rank', heading: true, number: true, text: (worker) => String(worker.rank)},
       {title: 'State', key: (worker) => JSON.stringify([worker.state, remarks(worker, this.job)]), cell: (worker) => {
         const said = remarks(worker, this.job);
-        return said.length ? said.map((each) => tag(...each)) : tag('good', '●', worker.state);
+        return said.length ? said.map((each) => tag(...each)) : worker.state === 'live' ? tag('good', '●', 'live') : tag('quiet', '·', worker.state);
       }},
       {title: 'Held up others', number: true, hint: 'For how long others waited for this rank', key: (worker) => `${duration(worker.held_up_s)} ${Math.round(200 * this.heldUpShare(worker))}`,
         cell: (worker) => [duration(worker.held_up_s), meter(this.heldUpShare(worker), marked(worker, this.job) ? 'warn' : '')]},
-      {title: 'Last heard', number: true, text: (worker) => (worker.state === 'done' ? '–' : `${duration(worker.last_heard_s)} ago`)},
+      {title: 'Last heard', number: true, text: (worker) => (worker.state !== 'live' && worker.state !== 'suspect' ? '–' : `${duration(worker.last_heard_s)} ago`)},
       {title: 'Step', number: true, text: (worker) => whole(worker.step)},
       {title: 'Steps/s', number: true, text: (worker) => figure(worker.steps_per_s)},
       {title: 'Loss', number: true, text: (worker) => (worker.loss ? figure(worker.loss.mean) : '–')},
       {title: 'Where its time went', key: (worker) => longestPhases(worker.seconds), cell: (worker) => [phaseBar(worker.seconds), element('span', {class: 'small'}, longestPhases(worker.seconds))]},
       {title: 'Name and host', text: (worker) => [worker.name, worker.host].filter(Boolean).join(' on ')},
-      {title: 'Link', text: (worker) => (worker.link || '–').replaceAll('_', ' ')},
+      {title: 'Link', text: (worker) => (worker.link || '–').replaceAll('_', ' ').replaceAll(',', ', ')},
       {title: 'Device', text: (worker) => worker.device || '–'},
       {title: 'Sent', number: true, text: (worker) => bytes(worker.sent_bytes)},
       {title: 'Received', number: true, text: (worker) => bytes(worker.received_bytes)},
@@ -201,7 +201,7 @@ function counts(answers) {
 function summary(workers, job) {
   const of = (state) => workers.filter((worker) => worker.state === state).length;
   const missing = Math.max(0, (job.num_workers || 0) - workers.length);
-  return [[of('live'), 'live'], [of('suspect'), 'suspect'], [of('done'), 'done'], [ended(job) ? 0 : missing, 'missing'], [job.standbys || 0, 'standing by']]
+  return [[of('live'), 'live'], [of('suspect'), 'suspect'], [of('done'), 'done'], [of('left'), 'left'], [ended(job) ? 0 : missing, 'missing'], [job.standbys || 0, 'standing by']]
     .filter(([n]) => n > 0).map(([n, word]) => `${whole(n)} ${word}`).join(', ');
 }
 

@@ -135,7 +135,7 @@ function heldUpBound(job) {
 function showHeadline(job) {
   // What comes after the first semicolon is whom the job waits for.
   const text = job.headline || '';
-  const cut = text.indexOf('; ');
+  const cut = job.chief ? -1 : text.indexOf('; ');
   const [main, rest] = cut < 0 ? [text, ''] : [text.slice(0, cut), text.slice(cut + 2)];
   setText($('headline-main'), rest ? `${main};` : main);
   setText($('headline-rest'), rest);
