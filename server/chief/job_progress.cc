@@ -19,9 +19,23 @@ constexpr size_t kMedianSteps = 101;  // It is the median of so many.
 constexpr size_t kMaxSlowest = 32;
 constexpr int kMaxSlowestOfReport = 4;
 constexpr size_t kMaxSplits = 8;
+constexpr std::chrono::seconds kLossTime(10);  // What a worker told longer ago is not the job's loss any more.
+constexpr double kLossSteps = 3;               // Unless a step takes that long.
+constexpr uint64_t kMaxCount = uint64_t{1} << 53;  // What readers of JSON can tell from its neighbours.
 constexpr size_t kMaxWordBytes = 64;  // The name of a device, a link or a split is no longer.
 
 double NotNegative(double seconds) { return std::isfinite(seconds) && seconds > 0 ? seconds : 0; }
+
+// Totals grow, and a sum of them is a number.
+void PutRightCounts(const v1::WorkerReport& before, v1::WorkerReport& report) {
+  const auto grown = [](uint64_t before, uint64_t now) { return std::max(before, std::min(now, kMaxCount)); };
+  report.set_steps(grown(before.steps(), report.steps()));
+  report.set_samples(grown(before.samples(), report.samples()));
+  report.set_sent_bytes(grown(before.sent_bytes(), report.sent_bytes()));
+  report.set_received_bytes(grown(before.received_bytes(), report.received_bytes()));
+  report.set_dropped_reports(grown(before.dropped_reports(), report.dropped_reports()));
+  report.set_all_steps(std::min(report.all_steps(), kMaxCount));
+}
 
 void PutRight(v1::StepTimes& times) {
   times.set_forward(NotNegative(times.forward()));
@@ -102,7 +116,7 @@ JobProgress::Worker& JobProgress::WorkerOf(const Member& member) {
   Worker& worker = workers_[member.rank];
   if (worker.incarnation == member.incarnation) return worker;
   Leave(worker);
-  return worker = {.incarnation = member.incarnation, .report = {}, .loss = {}, .steps = {}};
+  return worker = {.incarnation = member.incarnation, .report = {}, .loss = {}, .loss_at = {}, .steps = {}};
 }
 
 void JobProgress::Leave(const Worker& worker) {
@@ -114,15 +128,19 @@ void JobProgress::Leave(const Worker& worker) {
 void JobProgress::OnReport(const Member& member, const v1::WorkerReport& told, TimePoint now) {
   Worker& worker = WorkerOf(member);
   if (worker.report.has_value() && told.number() <= worker.report->number()) return;
-  const uint64_t before = worker.report.has_value() ? worker.report->steps() : 0;
   if (!worker.report.has_value()) worker.steps = {};  // It was of what is counted otherwise.
+  const v1::WorkerReport before = worker.report.value_or(v1::WorkerReport());
   v1::WorkerReport& report = worker.report.emplace(told);
-  if (report.steps() > before) OnBatches(now);
+  report.DiscardUnknownFields();
+  PutRightCounts(before, report);
+  if (report.steps() > before.steps()) OnBatches(now);
   report.set_link(Printable(report.link(), kMaxWordBytes));
   report.set_device(Printable(report.device(), kMaxWordBytes));
   if (report.has_seconds()) PutRight(*report.mutable_seconds());
-  if (report.has_loss()) worker.loss = report.loss();
-  all_steps_ = std::max(all_steps_, report.all_steps());
+  if (report.has_loss()) {
+    worker.loss = report.loss();
+    worker.loss_at = now;
+  }
   for (v1::Evaluation* const evaluation : {report.mutable_evaluation(), report.mutable_other_evaluation()}) {
     if (evaluation->split().empty()) continue;
     evaluation->set_split(Printable(evaluation->split(), kMaxWordBytes));
@@ -139,6 +157,12 @@ void JobProgress::OnReport(const Member& member, const v1::WorkerReport& told, T
 
 void JobProgress::AddSlowest(uint32_t rank, const v1::WorkerReport& report) {
   for (int i = 0; i < std::min(report.slowest_size(), kMaxSlowestOfReport); ++i) {
+    // A report whose answer was lost is told again, with the next one.
+    const bool known = std::any_of(slowest_.begin(), slowest_.end(), [&](const v1::SlowestStep& each) {
+      return each.rank() == rank && each.step().step() == report.slowest(i).step() &&
+             each.step().unix_ms() == report.slowest(i).unix_ms();
+    });
+    if (known) continue;
     v1::SlowestStep step;
     step.set_rank(rank);
     *step.mutable_step() = report.slowest(i);
@@ -160,7 +184,8 @@ void JobProgress::OnShardStatus(v1::ShardStatusReply status) {
 void JobProgress::Look(const Membership& members, TimePoint now) {
   if (now - looked_ < kLookEvery) return;
   looked_ = now;
-  if (const auto loss = Loss(); loss.has_value()) last_loss_ = loss;
+  if (const auto loss = Loss(now); loss.has_value()) last_loss_ = loss;
+  last_all_steps_ = AllSteps();
   std::erase_if(workers_, [&](const auto& entry) {
     const auto member = members.members().find(entry.first);
     if (member != members.members().end() && member->second.incarnation == entry.second.incarnation) return false;
@@ -224,10 +249,19 @@ uint64_t JobProgress::Samples() const {
   return first_samples_ + std::max(samples, pushed);
 }
 
-std::optional<v1::LossRange> JobProgress::Loss() const {
+uint64_t JobProgress::AllSteps() const {
+  uint64_t all = 0;
+  for (const auto& [rank, worker] : workers_) {
+    if (worker.report.has_value()) all = std::max(all, worker.report->all_steps());
+  }
+  return all > 0 ? all : last_all_steps_;
+}
+
+std::optional<v1::LossRange> JobProgress::Loss(TimePoint now) const {
+  const double fresh_s = std::max(Seconds(kLossTime), kLossSteps * MedianStep());
   std::optional<v1::LossRange> loss;
   for (const auto& [rank, worker] : workers_) {
-    if (!worker.loss.has_value()) continue;
+    if (!worker.loss.has_value() || Seconds(now - worker.loss_at) > fresh_s) continue;
     loss = loss.has_value() ? Together(*loss, *worker.loss) : *worker.loss;
   }
   return loss.has_value() ? loss : last_loss_;
@@ -237,8 +271,8 @@ double JobProgress::LeftSeconds(const Membership& members, TimePoint now) const 
   const auto time = [](uint64_t all, uint64_t made, double rate) {
     return all > made && rate > 0 ? static_cast<double>(all - made) / rate : 0;
   };
-  if (terms_.synchronous) return time(all_steps_, version_, versions_.PerSecond(version_, now));
-  if (terms_.takes_rounds) return time(all_steps_, highest_step_, highest_steps_.PerSecond(highest_step_, now));
+  if (terms_.synchronous) return time(AllSteps(), version_, versions_.PerSecond(version_, now));
+  if (terms_.takes_rounds) return time(AllSteps(), highest_step_, highest_steps_.PerSecond(highest_step_, now));
   // Each goes on by itself, and the job is done when the last one is.
   double left = 0;
   for (const auto& [rank, member] : members.members()) {
@@ -275,9 +309,9 @@ void JobProgress::Fill(const Membership& members, TimePoint now, v1::ProgressSta
   progress.set_checkpoint_failures(all.checkpoint_failures);
   progress.set_dropped_reports(all.dropped_reports);
   progress.set_step(terms_.synchronous ? version_ : highest_step_);
-  progress.set_all_steps(all_steps_);
+  progress.set_all_steps(AllSteps());
   progress.set_samples(Samples());
-  if (const auto loss = Loss(); loss.has_value()) *progress.mutable_loss() = *loss;
+  if (const auto loss = Loss(now); loss.has_value()) *progress.mutable_loss() = *loss;
   for (const auto& [split, evaluation] : evaluations_) *progress.add_evaluations() = evaluation;
   progress.mutable_slowest()->Add(slowest_.begin(), slowest_.end());
   if (!running_since_.has_value()) return;

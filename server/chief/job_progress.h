@@ -99,7 +99,8 @@ class JobProgress {
   struct Worker {
     uint64_t incarnation = 0;
     std::optional<v1::WorkerReport> report;
-    std::optional<v1::LossRange> loss;  // The last one that it told.
+    std::optional<v1::LossRange> loss;  // The last one that it told,
+    TimePoint loss_at;                  // and when.
     GrowthRate steps;
   };
 
@@ -110,7 +111,9 @@ class JobProgress {
   static uint64_t StepsOf(const Worker& worker, const Member& member);
   double RateOf(const Member& member, TimePoint now) const;
   uint64_t Samples() const;
-  std::optional<v1::LossRange> Loss() const;
+  std::optional<v1::LossRange> Loss(TimePoint now) const;
+  // The largest budget of those who are there.
+  uint64_t AllSteps() const;
   double LeftSeconds(const Membership& members, TimePoint now) const;
   double MedianStep() const;
   void FindSlow(const Membership& members, TimePoint now);
@@ -131,7 +134,7 @@ class JobProgress {
   uint64_t first_samples_ = 0;                         // They had passed before the job ran.
   uint64_t left_samples_ = 0;                          // Members that have left had so many.
   uint64_t highest_step_ = 0;                          // A rank's, where they go on by themselves.
-  uint64_t all_steps_ = 0;                             // The largest budget that was told.
+  uint64_t last_all_steps_ = 0;                        // As AllSteps was last known.
   std::optional<v1::LossRange> last_loss_;             // As it was last known.
   std::map<std::string, v1::Evaluation> evaluations_;  // By split.
   std::vector<v1::SlowestStep> slowest_;               // The slowest first.

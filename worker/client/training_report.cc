@@ -9,7 +9,8 @@
 namespace ps {
 namespace {
 
-constexpr size_t kMostSlowest = 4;    // Of a report (ps.proto).
+constexpr size_t kMostSlowest = 4;        // Of a report (ps.proto).
+constexpr size_t kMaxSplitsTold = 8;      // The chief keeps no more.
 constexpr size_t kMaxToldNameBytes = 64;  // Of a split or a device.
 
 void AddTimes(const v1::StepTimes& more, v1::StepTimes& sum) {
@@ -131,8 +132,9 @@ void TrainingReport::AddEvaluation(const EvaluationReport& evaluation) {
   told.set_loss(evaluation.loss);
   if (evaluation.accuracy.has_value()) told.set_accuracy(*evaluation.accuracy);
   told.set_samples(SamplesAt(evaluation.step));
-  if (evaluations_[0].has_value() && evaluations_[0]->split() != told.split()) evaluations_[1] = evaluations_[0];
-  evaluations_[0] = std::move(told);
+  std::erase_if(evaluations_, [&](const Evaluated& each) { return each.evaluation.split() == told.split(); });
+  if (evaluations_.size() == kMaxSplitsTold) evaluations_.erase(evaluations_.begin());
+  evaluations_.push_back({.evaluation = std::move(told), .told = 0});
   news_ = true;
 }
 
@@ -150,18 +152,30 @@ v1::WorkerReport TrainingReport::Take() {
     report.mutable_loss()->set_mean(reported_.loss_sum / reported_.loss_samples);
   }
   if (has_seconds_) *report.mutable_seconds() = seconds_;
-  if (evaluations_[0].has_value()) *report.mutable_evaluation() = *evaluations_[0];
-  if (evaluations_[1].has_value()) *report.mutable_other_evaluation() = *evaluations_[1];
+  std::vector<Evaluated*> wanted;
+  wanted.reserve(evaluations_.size());
+  for (Evaluated& each : evaluations_) wanted.push_back(&each);
+  // The oldest that was not told, and then the newest that was.
+  std::stable_partition(wanted.begin(), wanted.end(), [](const Evaluated* each) { return each->told == 0; });
+  const auto told = std::find_if(wanted.begin(), wanted.end(), [](const Evaluated* each) { return each->told > 0; });
+  std::reverse(told, wanted.end());
+  for (size_t i = 0; i < std::min<size_t>(wanted.size(), 2); ++i) {
+    *(i == 0 ? report.mutable_evaluation() : report.mutable_other_evaluation()) = wanted[i]->evaluation;
+    if (wanted[i]->told == 0) wanted[i]->told = number_;
+  }
   report.set_dropped_reports(dropped_);
   report.set_device(device_);
   for (const v1::SlowStep& slow : reported_.slowest) *report.add_slowest() = slow;
-  news_ = false;
+  news_ = std::any_of(evaluations_.begin(), evaluations_.end(), [](const Evaluated& each) { return each.told == 0; });
   return report;
 }
 
 void TrainingReport::TakeBack() {
   batches_.Add(reported_);
   reported_ = {};
+  for (Evaluated& each : evaluations_) {
+    if (each.told == number_) each.told = 0;
+  }
   news_ = true;
 }
 

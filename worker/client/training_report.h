@@ -1,7 +1,6 @@
 // What a worker tells its chief of its training (ps.proto, WorkerReport), put together of what it did. Pure.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -59,9 +58,15 @@ class TrainingReport {
   uint32_t last_push_samples_ = 0;
   v1::StepTimes seconds_;
   bool has_seconds_ = false;
-  Batches batches_;                                           // Since the last report,
-  Batches reported_;                                          // and those of the last report.
-  std::array<std::optional<v1::Evaluation>, 2> evaluations_;  // Of the last two splits; the newer one first.
+  Batches batches_;   // Since the last report,
+  Batches reported_;  // and those of the last report.
+  // The last one of each split, at most 8; the newest last. A report has room for two, and those come first that were
+  // in none.
+  struct Evaluated {
+    v1::Evaluation evaluation;
+    uint64_t told = 0;  // The number of the report that had it first; 0: none had.
+  };
+  std::vector<Evaluated> evaluations_;
   std::string device_;
   uint64_t dropped_ = 0;
   bool news_ = false;
