@@ -1,7 +1,6 @@
 #include "server/page/job_page.h"
 
 #include <chrono>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

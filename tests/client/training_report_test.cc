@@ -111,21 +111,41 @@ TEST_CASE("Pushes count as batches only until a worker tells of its batches, and
   CHECK_FALSE(report.has_seconds());
 }
 
-TEST_CASE("The last evaluation of each of the last two splits is told, with the samples before its weights") {
+TEST_CASE("The last evaluation of each split is told, with the samples before its weights") {
   TrainingReport told;
   for (uint64_t step = 100; step < 110; ++step) told.AddStep(Batch(step, 8, 1.0), 0);
   told.AddEvaluation({.split = "test", .step = 104, .version = 104, .loss = 0.5, .accuracy = 0.75});
   told.AddEvaluation({.split = "validation", .step = 105, .version = 105, .loss = 0.25, .accuracy = {}});
   told.AddEvaluation({.split = "test", .step = 110, .version = 110, .loss = 0.125, .accuracy = 0.875});
   const v1::WorkerReport report = told.Take();
-  CHECK(report.evaluation().split() == "test");
-  CHECK(report.evaluation().step() == 110);
-  CHECK(report.evaluation().loss() == 0.125);
-  CHECK(report.evaluation().accuracy() == 0.875);
-  CHECK(report.evaluation().samples() == 80);
-  CHECK(report.other_evaluation().split() == "validation");
-  CHECK_FALSE(report.other_evaluation().has_accuracy());
-  CHECK(report.other_evaluation().samples() == 40);
+  CHECK(report.evaluation().split() == "validation");
+  CHECK_FALSE(report.evaluation().has_accuracy());
+  CHECK(report.evaluation().samples() == 40);
+  CHECK(report.other_evaluation().split() == "test");
+  CHECK(report.other_evaluation().step() == 110);
+  CHECK(report.other_evaluation().loss() == 0.125);
+  CHECK(report.other_evaluation().accuracy() == 0.875);
+  CHECK(report.other_evaluation().samples() == 80);
+  CHECK_FALSE(told.has_news());
+}
+
+TEST_CASE("Evaluations of more splits than a report has room for are told by the next ones") {
+  TrainingReport told;
+  for (const char* split : {"train", "validation", "test"}) told.AddEvaluation({.split = split, .loss = 1});
+  const v1::WorkerReport first = told.Take();
+  CHECK(first.evaluation().split() == "train");
+  CHECK(first.other_evaluation().split() == "validation");
+  CHECK(told.has_news());
+  SECTION("after the report was lost, too") {
+    told.TakeBack();
+    const v1::WorkerReport again = told.Take();
+    CHECK(again.evaluation().split() == "train");
+    CHECK(again.other_evaluation().split() == "validation");
+  }
+  const v1::WorkerReport last = told.Take();
+  CHECK(last.evaluation().split() == "test");
+  CHECK(last.other_evaluation().split() == "validation");
+  CHECK_FALSE(told.has_news());
 }
 
 TEST_CASE("What a user calls a split or a device can be sent and shown") {
