@@ -20,6 +20,9 @@ find_package(spdlog CONFIG REQUIRED)
 find_package(nlohmann_json CONFIG REQUIRED)
 find_package(ZLIB REQUIRED)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
+pkg_check_modules(MICROHTTPD REQUIRED IMPORTED_TARGET libmicrohttpd>=0.9.73)
+pkg_check_modules(PROMETHEUS_CORE REQUIRED IMPORTED_TARGET prometheus-cpp-core)  # Its CMake file wants its servers, too.
+pkg_check_modules(ISAL REQUIRED IMPORTED_TARGET libisal)
 # CUDA: the compiler, the runtime and cuBLASLt. Sanitized builds do without: they are not for code on a GPU.
 set(PS_HAVE_CUDA OFF)
 if(PS_CUDA STREQUAL "ON" OR (PS_CUDA STREQUAL "AUTO" AND NOT PS_SANITIZE))

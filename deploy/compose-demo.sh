@@ -14,6 +14,7 @@
 #
 #   EPOCHS=4             passes over the training data
 #   STEP_TIME_MS=10      time of a batch; the slow worker's is four times that
+#   PAGE=127.0.0.1:8080  where the page that shows each job is to be; without it, there or on a free port
 #
 # Exit status: 0 if all verdicts are "yes", 1 if one is "no" or something failed, 2 bad usage.
 set -euo pipefail
@@ -51,6 +52,24 @@ fi
 docker info >/dev/null 2>&1 || fail "no Docker engine runs, or it may not be used by $(id -un)"
 deploy/compare.sh --no-build --packages || exit 1
 compose+=(-p ps-demo -f deploy/docker-compose.yml)
+
+# An address for the page that nobody has.
+free_page() {
+  python3 - <<'PYTHON'
+import socket
+
+for port in (8080, 0):
+    try:
+        with socket.create_server(("127.0.0.1", port)) as listener:
+            print("127.0.0.1:%d" % listener.getsockname()[1])
+        break
+    except OSError:
+        continue
+PYTHON
+}
+PAGE=${PAGE:-$(free_page)}
+export PAGE
+echo "compose-demo: each job's page, while it trains: http://$PAGE" >&2
 
 # However this ends, no container stays.
 down() { timeout 120 "${compose[@]}" --profile expected down --volumes >/dev/null 2>&1 || true; }

@@ -8,6 +8,7 @@
 #   EPOCHS=10         passes over the training data, in each mode
 #   WORKERS=2         worker processes
 #   MODES="bsp asp"   modes to run, in this order
+# While it trains, the page that it names shows how that goes, beside the runs before it.
 # Logs and metrics: runs/demo-MODE/ (replaced if it is there). Exit status: 0 done, 1 failed, 130 interrupted.
 set -euo pipefail
 
@@ -120,15 +121,15 @@ wait_for_any() {
   return 1
 }
 
-# wait_for_address PID OUT LOG: sets `address` to what the server's first line on stdout says.
+# wait_for_address PID OUT LOG: sets `address` and `page` to what the server's first two lines on stdout say.
 wait_for_address() {
-  local pid=$1 out=$2 log=$3 line deadline=$((SECONDS + START_LIMIT_S))
+  local pid=$1 out=$2 log=$3 line second deadline=$((SECONDS + START_LIMIT_S))
   while ((SECONDS < deadline)); do
     # `read` fails on a line that is still being written.
-    if IFS= read -r line <"$out"; then
-      [[ $line == 'listening on '* ]] ||
-        fail "the server's first line is '$line', expected 'listening on HOST:PORT'" "$log"
-      address=${line#listening on }
+    if { IFS= read -r line && IFS= read -r second; } <"$out"; then
+      [[ $line == 'listening on '* && $second == 'page at '* ]] ||
+        fail "the server says '$line' and '$second', expected 'listening on HOST:PORT' and 'page at URL'" "$log"
+      address=${line#listening on } page=${second#page at }
       return
     fi
     if ! kill -0 "$pid" 2>/dev/null; then
@@ -156,9 +157,11 @@ train() {
   mkdir -p "$folder"
   say "demo: $mode: $WORKERS workers, $EPOCHS epochs, learning rate $rate; logs in $folder/"
   start "the server" "$folder/server.log" build/bin/ps_server --listen=127.0.0.1:0 --num_workers="$WORKERS" \
-    --mode="$mode" --optimizer=momentum --momentum=0.9 --learning_rate="$rate" --metrics_file="$folder/server.jsonl"
+    --mode="$mode" --optimizer=momentum --momentum=0.9 --learning_rate="$rate" --metrics_file="$folder/server.jsonl" \
+    --http_listen=127.0.0.1:0 --http_runs=runs
   server_pid=$started
   wait_for_address "$server_pid" "$folder/server.out" "$folder/server.log"
+  say "demo: $mode: page at $page"
   for ((rank = 0; rank < WORKERS; ++rank)); do
     start "worker $rank" "$folder/worker$rank.log" build/bin/ps_worker --server="$address" --rank="$rank" \
       --model="$MODEL" --activation=relu --dataset=fashion-mnist --batch_size="$BATCH_SIZE" --epochs="$EPOCHS" \

@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # Installs what building and testing needs, on Debian 12 and other Debian or Ubuntu releases that have the packages.
 #
-#   deploy/install-deps.sh [--dev] [--plots] [--mpi] [--python [--venv=FOLDER]]
+#   deploy/install-deps.sh [--dev] [--plots] [--mpi] [--see] [--python [--venv=FOLDER]]
 #
 #   --dev      also clang, clang-format and clang-tidy, for the analysis that `tests/run.sh --all` does
 #   --plots    also what reports are written with, Jinja2, Matplotlib, pandas and SciPy, for deploy/compare.sh and
 #              deploy/experiments.sh
 #   --mpi      also Open MPI, the baseline of ps_bench and of deploy/experiments.sh links; build after it
+#   --see      also Prometheus and Chromium, with which `tests/run.sh --see` looks at metrics and the page. (Under systemd,
+#              Debian's package starts a Prometheus on port 9090: systemctl disable --now prometheus)
 #   --python   also what building the Python package needs
-#   --venv     makes a virtual environment there, with what the package's tests need but PyTorch
+#   --venv     makes a virtual environment there, with what the package's tests need but PyTorch; with --see also with what
+#              the tests of page and metrics need
 #
 # Needs root or sudo, and only if something is missing. Safe to run again. Exit status: 0 all is there, 1 failed, 2 bad
 # usage.
@@ -20,21 +23,23 @@ readonly INSTALL_TIMEOUT_S=1800  # For one call of apt-get.
 # ocl-icd-opencl-dev: the CMake file of Debian's libdnnl-dev looks for OpenCL, on which the package does not depend.
 required=(build-essential cmake ninja-build pkg-config git ca-certificates
   protobuf-compiler protobuf-compiler-grpc libgrpc++-dev libprotobuf-dev libabsl-dev
-  catch2 libdnnl-dev ocl-icd-opencl-dev libspdlog-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev python3)
+  catch2 libdnnl-dev ocl-icd-opencl-dev libspdlog-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev libisal-dev python3
+  libmicrohttpd-dev prometheus-cpp-dev libjs-chart.js)
 # Optional data and tools: the project builds without them, and a release may lack them.
 optional=(dataset-fashion-mnist python3-grpcio python3-protobuf python3-numpy ccache iproute2 iptables strace)
 
-venv=
+venv= see=false
 for argument in "$@"; do
   case "$argument" in
     --dev) optional+=(clang clang-format clang-tidy) ;;
     --plots) required+=(python3-jinja2 python3-matplotlib python3-pandas python3-scipy) ;;
     --mpi) optional+=(openmpi-bin libopenmpi-dev) ;;
+    --see) see=true optional+=(chromium chromium-driver prometheus) ;;
     --python) required+=(python3-dev python3-venv) ;;
     --venv=?*) venv=${argument#--venv=} ;;
     -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; exit 0 ;;
     *)
-      echo "install-deps: unknown argument '$argument' (the options are --dev, --plots, --mpi, --python and --venv=FOLDER)" >&2
+      echo "install-deps: unknown argument '$argument' (the options are --dev, --plots, --mpi, --see, --python and --venv=FOLDER)" >&2
       exit 2
       ;;
   esac
@@ -49,8 +54,9 @@ fi
 make_venv() {
   if [[ -z $venv ]]; then return; fi
   if [[ ! -x $venv/bin/python ]]; then /usr/bin/python3 -m venv "$venv"; fi
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-    'nanobind>=3.1,<4' nanobind-backend pytest pytest-xdist numpy grpcio 'ruff==0.17.6' 'mypy==2.4.1'
+  local packages=('nanobind>=3.1,<4' nanobind-backend pytest pytest-xdist numpy grpcio 'ruff==0.17.6' 'mypy==2.4.1')
+  if $see; then packages+=('selenium>=4.20,<5' 'axe-core-python==0.1.0' tensorboard); fi
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${packages[@]}"
 }
 
 # missing PACKAGE...: those of them that are not installed, one a line.

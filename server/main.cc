@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
+#include <memory>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "common/status.h"
 #include "common/sync.h"
 #include "server/config/flags.h"
+#include "server/page/job_page.h"
 #include "server/server.h"
 #include "server/transport/listener.h"
 
@@ -105,11 +107,17 @@ int main(int argc, char** argv) {
         absl::DeadlineExceededError("the start hangs in " + HangsIn(phase, options) + "; ending");
     std::_Exit(Complain("ps_server", hangs, kExitFailed));
   });
+  std::unique_ptr<JobPage> page;  // It shows one generation after the other.
+  if (!options.http_listen.empty()) {
+    absl::StatusOr<std::unique_ptr<JobPage>> made = JobPage::Start(options);
+    if (!made.ok()) return Complain("ps_server", made.status(), kExitFailed);
+    page = *std::move(made);
+  }
   // Each generation of the job is a server of its own.
   Lineage lineage;
   while (true) {
     absl::StatusOr<std::unique_ptr<Server>> server =
-        Server::Start(options, ServerFlagValues(), stop.get_token(), &lineage, &phase);
+        Server::Start(options, ServerFlagValues(), stop.get_token(), &lineage, &phase, page.get());
     {
       MutexLock lock(mutex);
       started = true;
@@ -117,6 +125,7 @@ int main(int argc, char** argv) {
     changed.NotifyAll();
     if (!server.ok()) return Complain("ps_server", server.status(), kExitFailed);
     if (!lineage.again) std::cout << "listening on " << (*server)->address() << std::endl;
+    if (!lineage.again && page != nullptr) std::cout << "page at " << page->address() << std::endl;
     {
       MutexLock lock(mutex);
       running = server->get();

@@ -26,6 +26,7 @@ constexpr std::chrono::milliseconds kTick(50);
 // heartbeat need come, or workers would be lost for a suspension of the server.
 constexpr std::chrono::seconds kGap(1);
 constexpr std::chrono::seconds kSayWaiting(10);
+constexpr std::chrono::seconds kTellPage(1);
 constexpr std::chrono::milliseconds kShutdownGrace(500);
 constexpr std::chrono::seconds kFinishLinger(2);
 constexpr std::chrono::seconds kEndLinger(5);  // For everybody to hear of the end.
@@ -134,20 +135,21 @@ constexpr std::chrono::milliseconds kRetryRegistration(200);
 
 }  // namespace
 
-Server::Server(const ServerOptions& options, Lineage* lineage)
+Server::Server(const ServerOptions& options, Lineage* lineage, JobPage* page)
     : options_(options),
       lineage_(lineage == nullptr ? own_lineage_ : *lineage),
+      page_(page),
       suspensions_(std::min<std::chrono::nanoseconds>(kGap, ToChrono(options.lease) / 4), Now()) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, const nlohmann::ordered_json& flags,
                                                       const std::stop_token& stop, Lineage* lineage,
-                                                      std::atomic<StartPhase>* phase) {
+                                                      std::atomic<StartPhase>* phase, JobPage* page) {
   const auto enter = [phase](StartPhase next) {
     if (phase != nullptr) *phase = next;
   };
   enter(StartPhase::kFiles);
   PS_RETURN_IF_ERROR(ValidateServerOptions(options));
-  std::unique_ptr<Server> server(new Server(options, lineage));
+  std::unique_ptr<Server> server(new Server(options, lineage, page));
   PS_ASSIGN_OR_RETURN(server->metrics_, MetricsWriter::Open(options.metrics_file, "shard"));
   server->metrics_->set_number(options.shard);
   PS_RETURN_IF_ERROR(server->OpenCheckpoints());
@@ -169,6 +171,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
 
 absl::Status Server::MakeChief(const std::stop_token& stop) {
   ChiefOptions options = MakeChiefOptions(options_);
+  options.counts = lineage_.counts;
   if (takes_checkpoints()) PS_RETURN_IF_ERROR(ChooseGeneration(options, stop));
   generation_ = options.generation;
   chief_ = std::make_unique<Chief>(
@@ -187,8 +190,14 @@ absl::Status Server::Listen() {
   shard_ = std::make_unique<Shard>(
       shard_options,
       [this](const v1::ShardReport& report) {
-        if (chief_ != nullptr) return chief_->OnReport(0, report, Now());
-        if (follower_ != nullptr) follower_->Report(report);
+        const auto pass_on = [this](const v1::ShardReport& told) {
+          if (chief_ != nullptr) return chief_->OnReport(0, told, Now());
+          if (follower_ != nullptr) follower_->Report(told);
+        };
+        if (!report.has_status()) return pass_on(report);
+        v1::ShardReport with_transport = report;
+        DescribeTransport(*with_transport.mutable_status());
+        pass_on(with_transport);
       },
       metrics_.get(), store_.get());
   router_ = std::make_unique<CallRouter>(MakeCallLimits(options_));
@@ -222,7 +231,8 @@ absl::Status Server::Listen() {
 }
 
 absl::Status Server::ListenLocally() {
-  absl::StatusOr<std::unique_ptr<LocalService>> local = LocalService::Start(*shard_, options_.local_socket);
+  absl::StatusOr<std::unique_ptr<LocalService>> local =
+      LocalService::Start(*shard_, router_->watch().counts(), options_.local_socket);
   if (local.ok()) {
     local_service_ = *std::move(local);
   } else if (options_.shared_memory == "require" || !options_.local_socket.empty()) {
@@ -234,10 +244,16 @@ absl::Status Server::ListenLocally() {
 }
 
 v1::ShardStatusReply Server::ShardStatus() const {
-  v1::ShardStatusReply status = data_service_->Status(Now());
-  if (local_service_ == nullptr) return status;
-  for (const uint32_t rank : local_service_->ranks()) status.add_shared_memory(rank);
+  v1::ShardStatusReply status = shard_->Status(Now());
+  DescribeTransport(status);
   return status;
+}
+
+void Server::DescribeTransport(v1::ShardStatusReply& status) const {
+  data_service_->Describe(status);
+  if (local_service_ == nullptr) return;
+  status.clear_shared_memory();
+  for (const uint32_t rank : local_service_->ranks()) status.add_shared_memory(rank);
 }
 
 void Server::Beat() {
@@ -267,14 +283,37 @@ void Server::Tick() {
       chief_->Tick(now);
       SayWaiting(now);
     }
+    TellPage(now);
     if (follower_ != nullptr && follows()) follower_->Tick(now);
     shard_->Tick(now);
+    if (chief_ != nullptr) chief_->OnWaits(shard_->Waits(now));
     if (store_ != nullptr) store_->Tick(now);
     data_service_->Tick(now);
     if (local_service_ != nullptr) local_service_->Tick();
     mutex_.Lock();
   }
   mutex_.Unlock();
+}
+
+void Server::TellPage(TimePoint now) {
+  if (page_ == nullptr || now < tell_page_at_) return;
+  tell_page_at_ = now + kTellPage;
+  PageSnapshot snapshot{.unix_ms = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
+                                                             std::chrono::system_clock::now().time_since_epoch())
+                                                             .count()),
+                        .shard = ShardStatus(),
+                        .address = AdvertisedAddress(),
+                        .health = Health()};
+  if (chief_ != nullptr) snapshot.job = chief_->Status(now);
+  page_->Observe(std::move(snapshot));
+}
+
+absl::Status Server::Health() const {
+  MutexLock lock(mutex_);
+  if (rolled_back_) return Unavailable("the job goes back to its last checkpoint: ", failure_);
+  if (end_ == v1::PHASE_FAILED) return Unavailable("the job failed: ", failure_);
+  if (lost_at_.has_value()) return Unavailable("the connection to the chief at ", options_.chief, " is lost");
+  return absl::OkStatus();
 }
 
 void Server::SayWaiting(TimePoint now) {
@@ -375,6 +414,10 @@ absl::Status Server::Wait() {
   }
   health_->SetServing(false);
   if (comes_back) {
+    if (rolled_back() && chief_ != nullptr) {
+      lineage_.counts = chief_->counts();
+      ++lineage_.counts.rollbacks;
+    }
     shard_->Shutdown(absl::UnavailableError("this generation of the job is over: " + failure));
     health_->EndWatches();
     listener_->Stop();

@@ -16,6 +16,7 @@
 #include "server/checkpoint/checkpoint_store.h"
 #include "server/chief/chief.h"
 #include "server/config/options.h"
+#include "server/page/job_page.h"
 #include "server/shard/shard.h"
 #include "server/transport/call_watch.h"
 #include "server/transport/follower.h"
@@ -34,11 +35,13 @@ class Server {
   // Listens, and joins its chief where it has one: waits for it for connect_timeout, or until a stop is requested
   // (CANCELLED). Errors name the flag. `flags` go into the `start` event. `lineage` is what the process knows of
   // earlier generations, and outlives the server; null: nothing. `phase` is told what the start is at, for who has to
-  // say what it hangs in; null: nobody is told.
+  // say what it hangs in; null: nobody is told. `page` is handed a snapshot each second, and outlives the server; null:
+  // there is no page.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
                                                        const nlohmann::ordered_json& flags = {},
                                                        const std::stop_token& stop = {}, Lineage* lineage = nullptr,
-                                                       std::atomic<StartPhase>* phase = nullptr);
+                                                       std::atomic<StartPhase>* phase = nullptr,
+                                                       JobPage* page = nullptr);
   // Stops at once: a job that has not ended fails.
   ~Server();
 
@@ -70,7 +73,7 @@ class Server {
   void Stop(const std::string& reason);
 
  private:
-  Server(const ServerOptions& options, Lineage* lineage);
+  Server(const ServerOptions& options, Lineage* lineage, JobPage* page);
   bool takes_checkpoints() const { return !options_.checkpoint_dir.empty(); }
   absl::Status OpenCheckpoints();
   // FAILED_PRECONDITION: with these flags the job has ended because something was not finite.
@@ -87,6 +90,8 @@ class Server {
   absl::Status MakeChief(const std::stop_token& stop);
   absl::Status Listen();
   absl::Status ListenLocally();
+  // Adds what only the transport knows to the shard's status.
+  void DescribeTransport(v1::ShardStatusReply& status) const;
   std::string AdvertisedAddress() const;
   absl::Status JoinChief(const std::stop_token& stop);
   bool HasFinished() const;
@@ -96,6 +101,9 @@ class Server {
   // Looks at the clock, and does nothing else.
   void Beat();
   std::chrono::nanoseconds TakeSuspension(TimePoint now);
+  // Each second, what the page shows.
+  void TellPage(TimePoint now);
+  absl::Status Health() const;
   // Every 10 s, whom the job waits for.
   void SayWaiting(TimePoint now);
   void End(v1::Phase phase, const std::string& failure);
@@ -132,6 +140,7 @@ class Server {
   const ServerOptions options_;
   Lineage own_lineage_;
   Lineage& lineage_;
+  JobPage* const page_;  // Null: there is none.
   std::string address_;
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<UnixLock> unix_lock_;     // Where it listens on a Unix socket; outlives the socket.
@@ -145,7 +154,8 @@ class Server {
   std::unique_ptr<LocalService> local_service_;  // Null: no shared memory.
   std::unique_ptr<grpc::Server> grpc_;
   std::unique_ptr<Listener> listener_;  // It ends before grpc_: it hands connections to it.
-  TimePoint say_waiting_at_;            // The ticker's.
+  TimePoint say_waiting_at_;            // The ticker's, as is the next.
+  TimePoint tell_page_at_;
   // Only the follower's callbacks use these: whether this generation has a complete checkpoint, the newest one's
   // version, and the folder at the chief.
   bool knows_checkpoints_ = false;

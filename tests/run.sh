@@ -5,10 +5,12 @@
 #                         programs, comparisons, searches through all orders
 #   tests/run.sh --python the same, and the Python package's tests, in a virtual environment in build/venv, with ruff
 #                         and mypy. What needs PyTorch is skipped where it cannot be installed.
-#   tests/run.sh --all    what continuous integration runs: also tests labelled `long`, the demo before and after the tests, a
-#                         small share of the slow ones, the address, undefined-behaviour and thread sanitizers over what is concurrent or decodes
-#                         bytes, clang-tidy with Clang's thread-safety analysis over what tests/analysed.txt does not know,
-#                         clang-format
+#   tests/run.sh --see    the first, and what one sees of a job: its page in Chromium, its metrics in Prometheus, records. What
+#                         needs a program that cannot be installed is skipped.
+#   tests/run.sh --all    both of these, and what else continuous integration runs: tests labelled `long`, the demo before and
+#                         after the tests, a small share of the slow ones, the address, undefined-behaviour and thread
+#                         sanitizers over what is concurrent or decodes bytes, clang-tidy with Clang's thread-safety analysis
+#                         over what tests/analysed.txt does not know, clang-format
 #   tests/run.sh --full   all of that and all slow tests: once before a change is done. docs/developing.md has a table.
 #
 # A test that fails is run again by itself, at most twice. If it passes then, it counts as passed and is listed as unsteady at
@@ -30,14 +32,15 @@ readonly build_timeout_s=2400 analysis_timeout_s=1800
 test_timeout_s=1800
 readonly sources=(common server worker tests)
 
-all=false full=false python=false
+all=false full=false python=false see=false
 for argument in "$@"; do
   case "$argument" in
     --python) python=true ;;
-    --all) all=true python=true ;;
-    --full) all=true full=true python=true test_timeout_s=5400 ;;
+    --see) see=true ;;
+    --all) all=true python=true see=true ;;
+    --full) all=true full=true python=true see=true test_timeout_s=5400 ;;
     -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; exit 0 ;;
-    *) echo "tests/run.sh: unknown argument '$argument' (the options are --python, --all and --full)" >&2; exit 2 ;;
+    *) echo "tests/run.sh: unknown argument '$argument' (the options are --python, --see, --all and --full)" >&2; exit 2 ;;
   esac
 done
 
@@ -159,35 +162,62 @@ add_reports() {
   unsteady=$((unsteady + counts[3]))
 }
 
-# start_python: begins to install what the package's tests need into build/venv, beside the release build's tests, which wait
-# for half of their time. run_python waits for it.
-start_python() {
+# start_venv: begins to install what the tests in Python need into build/venv, beside the release build's tests, which wait
+# for half of their time. await_venv waits for it.
+start_venv() {
+  local options=(--python --venv=build/venv)
+  if $see; then options+=(--see); fi
   rm -f "$logs/venv.status" "$logs/torch.status"
   timeout --kill-after=30 1500 bash -c '
-    deploy/install-deps.sh --python --venv=build/venv >"$0/venv.log" 2>&1
-    echo $? >"$0/venv.status"
-    build/venv/bin/pip install --quiet "torch>=2.1" >"$0/torch.log" 2>&1
-    echo $? >"$0/torch.status"' "$logs" </dev/null &
+    logs=$1 python=$2
+    shift 2
+    deploy/install-deps.sh "$@" >"$logs/venv.log" 2>&1
+    echo $? >"$logs/venv.status"
+    if ! $python; then exit; fi
+    build/venv/bin/pip install --quiet "torch>=2.1" >"$logs/torch.log" 2>&1
+    echo $? >"$logs/torch.status"' start_venv "$logs" "$python" "${options[@]}" </dev/null &
   python_pid=$!
 }
 
-# installed NAME: waits for this part of what start_python began. Returns its status; 1 if it did not come to it.
+# installed NAME: waits for this part of what start_venv began. Returns its status; 1 if it did not come to it.
 installed() {
   timeout 1500 tail --pid="$python_pid" -f /dev/null
   cat "$logs/$1.log"
   exit "$(cat "$logs/$1.status" 2>/dev/null || echo 1)"
 }
 
-# run_python: the Python package, built into the release build's folder.
-run_python() {
-  local venv=$root/build/venv report=$logs/python-tests.xml status=0 torch=true
+# await_venv: returns 1, and counts a failure, if there is none.
+await_venv() {
   export -f installed
   export logs python_pid
-  if ! phase "python: install" 1500 bash -c 'installed venv'; then
-    tail -n 20 "$log"
-    failed=$((failed + 1))
-    return
-  fi
+  if phase "python: install" 1500 bash -c 'installed venv'; then return 0; fi
+  tail -n 20 "$log"
+  failed=$((failed + 1))
+  return 1
+}
+
+# run_pytest NAME FOLDER OPTION...: the tests of the folder, and again those that failed, added to the totals.
+run_pytest() {
+  local name=$1 folder=$2 report=$logs/$1-tests.xml status=0 attempt ids
+  shift 2
+  rm -f "$report" "$report".again*
+  local pytest=("$root/build/venv/bin/python" -m pytest -p no:cacheprovider) reports=("$report")
+  export PYTHONPATH=$root/build/python PSGRAD_BIN=$root/build/bin
+  phase "$name: test" "$test_timeout_s" "${pytest[@]}" "$@" "$folder" --junitxml="$report" || status=$?
+  for attempt in 1 2; do
+    mapfile -t ids < <(python3 tests/results.py again "${reports[-1]}" 2>/dev/null)
+    if ((${#ids[@]} == 0)); then break; fi
+    phase "$name: test again $attempt" "$test_timeout_s" "${pytest[@]}" "${ids[@]}" \
+      --junitxml="$report.again$attempt" || true
+    reports+=("$report.again$attempt")
+  done
+  unset PYTHONPATH PSGRAD_BIN
+  add_reports "$status" 1 "${reports[@]}"
+}
+
+# run_python: the Python package, built into the release build's folder.
+run_python() {
+  local venv=$root/build/venv torch=true
   if ! phase "python: install PyTorch" 60 bash -c 'installed torch'; then
     tail -n 3 "$log"
     echo "skipped: what needs PyTorch, and mypy: it could not be installed"
@@ -208,27 +238,20 @@ run_python() {
     failed=$((failed + 1))
     return
   fi
-  rm -f "$report" "$report".again*
-  local pytest=("$venv/bin/python" -m pytest -p no:cacheprovider) reports=("$report") attempt ids
-  export PYTHONPATH=$root/build/python PSGRAD_BIN=$root/build/bin
-  phase "python: test" "$test_timeout_s" "${pytest[@]}" -n $(($(nproc) + 1)) --dist=worksteal tests/python \
-    --junitxml="$report" || status=$?
-  for attempt in 1 2; do
-    mapfile -t ids < <(python3 tests/results.py again "${reports[-1]}" 2>/dev/null)
-    if ((${#ids[@]} == 0)); then break; fi
-    phase "python: test again $attempt" "$test_timeout_s" "${pytest[@]}" "${ids[@]}" \
-      --junitxml="$report.again$attempt" || true
-    reports+=("$report.again$attempt")
-  done
-  unset PYTHONPATH PSGRAD_BIN
-  add_reports "$status" 1 "${reports[@]}"
-  check "ruff" "$venv/bin/ruff" check --no-cache python tests/python experiments tests/compare tests/experiments tests/fault tests/*.py
-  check "ruff format" "$venv/bin/ruff" format --no-cache --check python tests/python experiments tests/compare tests/experiments tests/fault tests/*.py
+  run_pytest python tests/python -n $(($(nproc) + 1)) --dist=worksteal
   if $torch; then
     check "mypy" "$venv/bin/mypy" --cache-dir=/dev/null python/psgrad
     PSGRAD_BIN=$root/build/bin PS_TORCH_PYTHON=$venv/bin/python check "compare beside PyTorch" \
       /usr/bin/python3 -B -m unittest discover -s tests/compare -p test_pytorch_reference.py
   fi
+}
+
+# check_python: the looks of what is written in Python.
+check_python() {
+  local ruff=$root/build/venv/bin/ruff
+  local paths=(python tests/python tests/see experiments tests/compare tests/experiments tests/fault tests/*.py)
+  check "ruff" "$ruff" check --no-cache "${paths[@]}"
+  check "ruff format" "$ruff" format --no-cache --check "${paths[@]}"
 }
 
 # show_findings: what a check found, from its log; of wrongly formatted files the names.
@@ -315,7 +338,8 @@ finish() {
 
 install=(deploy/install-deps.sh)
 if $all; then install+=(--dev --plots); fi
-if $python; then install+=(--python); fi
+if $python || $see; then install+=(--python); fi
+if $see; then install+=(--see); fi
 if ! phase "install" 2400 "${install[@]}"; then
   tail -n 20 "$log"
   failed=1
@@ -326,11 +350,16 @@ if $all; then
   demo "demo before the tests"
 fi
 if build release all; then
-  if $python; then start_python; fi
+  if $python || $see; then start_venv; fi
   run_tests release build
   if $all; then demo_compiles_nothing; fi
   if $all && ! $full; then slow_share; fi
-  if $python; then run_python; fi
+  if { $python || $see; } && await_venv; then
+    if $python; then run_python; fi
+    # A file's tests share a job, a Prometheus or a browser.
+    if $see; then run_pytest see tests/see -n 2 --dist=loadfile; fi
+    check_python
+  fi
 fi
 if $all; then
   sanitized=OFF what=ps_tests

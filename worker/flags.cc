@@ -98,6 +98,15 @@ ABSL_FLAG(
     "experiment, for one worker in asp: every gradient is pushed when this many later ones have been computed, and "
     "so has exactly this staleness");
 ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object per line");
+ABSL_FLAG(
+    std::string, tensorboard_dir, "",
+    "write losses, accuracies, speed and where time goes for TensorBoard, to a folder of this worker's rank there; "
+    "all workers may have the same");
+ABSL_FLAG(std::string, trace_file, "",
+          "write when this worker computed, pushed, waited and pulled to this file, for Perfetto; at most 64 MiB "
+          "(ps_ctl merge_traces puts those of all processes together)");
+ABSL_FLAG(std::string, trace_steps, "",
+          "with --trace_file: trace these steps alone, FIRST:LAST, of which either may be left out; empty: all");
 
 namespace ps {
 namespace {
@@ -137,6 +146,7 @@ std::vector<IdleFlag> IdleFlags() {
       {"threads", device.rfind("cuda", 0) == 0, absl::StrCat("--device=", device, " computes on a GPU")},
       {"data_dir", dataset.rfind("synthetic", 0) == 0 || dataset.rfind("function", 0) == 0,
        absl::StrCat("--dataset=", dataset, " has no files")},
+      {"trace_steps", absl::GetFlag(FLAGS_trace_file).empty(), "there is no --trace_file"},
       {"activation", widths.ok() && widths->size() == 2, "--model has no hidden layer"},
   };
   for (const char* flag : {"server", "job", "shared_memory", "long_links", "name", "rank", "rejoin", "connect_timeout",
@@ -144,8 +154,8 @@ std::vector<IdleFlag> IdleFlags() {
     idle.push_back({flag, eval_only, alone + " needs no servers"});
   }
   for (const char* flag : {"param_groups", "decay_biases", "save_weights", "keep_best", "batch_size", "epochs", "steps",
-                           "eval_every", "shuffle", "overlap", "experiment_step_time", "experiment_straggler",
-                           "experiment_delays", "experiment_staleness"}) {
+                           "eval_every", "shuffle", "overlap", "tensorboard_dir", "trace_file", "experiment_step_time",
+                           "experiment_straggler", "experiment_delays", "experiment_staleness"}) {
     idle.push_back({flag, eval_only, alone + " does not train"});
   }
   return idle;
@@ -184,6 +194,8 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags(const CommandLine& line) {
   options.device.device = absl::GetFlag(FLAGS_device);
   options.device.threads = absl::GetFlag(FLAGS_threads);
   options.metrics_file = absl::GetFlag(FLAGS_metrics_file);
+  options.tensorboard_dir = absl::GetFlag(FLAGS_tensorboard_dir);
+  options.trace_file = absl::GetFlag(FLAGS_trace_file);
   options.pace.step_time = absl::GetFlag(FLAGS_experiment_step_time);
   options.delayed_pushes = absl::GetFlag(FLAGS_experiment_staleness);
   Problems problems;
@@ -196,6 +208,7 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags(const CommandLine& line) {
   problems.Read(ParseOwn(absl::GetFlag(FLAGS_data)), options.data.own);
   problems.Read(ParseNormalize(absl::GetFlag(FLAGS_normalize)), options.data.normalize);
   problems.Read(ParseBatchSize(absl::GetFlag(FLAGS_batch_size)), options.batch_size);
+  problems.Read(ParseTracedSteps(absl::GetFlag(FLAGS_trace_steps)), options.traced_steps);
   problems.Read(ParseMath(absl::GetFlag(FLAGS_math)), options.device.math);
   problems.Read(ParseStraggler(absl::GetFlag(FLAGS_experiment_straggler)), options.pace.straggler);
   problems.Read(ParseDelays(absl::GetFlag(FLAGS_experiment_delays)), options.pace.delays);

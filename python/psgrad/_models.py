@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 _NAME = "[A-Za-z0-9_-]{1,64}"
 _IN_FOLDERS = ("checkpoint_dir",)  # Flags of ps_server that name a folder: each model has one in it.
-_IN_FILES = ("local_socket", "metrics_file")  # Those that name a file.
+_IN_FILES = ("local_socket", "metrics_file", "trace_file")  # Those that name a file.
 _RESTORED_BY_NAME = ("auto", "latest", "none")  # What --restore may be besides a folder.
 
 
@@ -75,8 +75,19 @@ def job_of(job: str, model: str) -> str:
     return f"{job}/{model}"
 
 
-def flags_of(model: str, flags: Mapping[str, str]) -> dict[str, str]:
-    """The flags of this model's servers: those of all, or its own (--g.mode). Files have its name in theirs."""
+def port_after(address: str, count: int) -> str:
+    """The address with a port that is so much higher. Port 0, which stands for any, stays."""
+    host, colon, port = address.rpartition(":")
+    if not port.isdecimal() or int(port) == 0:  # What is no address, the server refuses.
+        return address
+    return f"{host}{colon}{int(port) + count}"
+
+
+def flags_of(model: str, flags: Mapping[str, str], servers_before: int = 0) -> dict[str, str]:
+    """The flags of this model's servers: those of all, or its own (--g.mode). Files have its name in theirs.
+
+    servers_before: so many servers of other models have taken ports from that of --http_listen on.
+    """
     shared = {name: value for name, value in flags.items() if "." not in name}
     for name in _IN_FOLDERS:
         if shared.get(name):
@@ -87,6 +98,8 @@ def flags_of(model: str, flags: Mapping[str, str]) -> dict[str, str]:
         if shared.get(name):
             stem, extension = os.path.splitext(shared[name])
             shared[name] = f"{stem}.{model}{extension}"
+    if "http_listen" in shared:
+        shared["http_listen"] = port_after(shared["http_listen"], servers_before)
     if "job" in shared:
         shared["job"] = job_of(shared["job"], model)
     own = {name.removeprefix(f"{model}."): value for name, value in flags.items() if name.startswith(f"{model}.")}

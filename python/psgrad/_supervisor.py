@@ -21,7 +21,7 @@ from pathlib import Path
 
 from psgrad._blame import is_of_another
 from psgrad._lines import READ_BYTES, LastError, Lines, Sink
-from psgrad._models import check_addresses, flags_of, job_of, written
+from psgrad._models import check_addresses, flags_of, job_of, port_after, written
 
 # One that failed because of another may end first; an interpreter with torch takes a while to end.
 _BLAME_S = 30.0
@@ -646,7 +646,7 @@ def find_program(name: str) -> str:
 # Flags of ps_server that follow from how the job is started.
 OWN_FLAGS = ("advertise", "chief", "insecure", "listen", "num_shards", "num_workers", "shard")
 # Flags that name a file of each server.
-_FILE_FLAGS = ("local_socket", "metrics_file")
+_FILE_FLAGS = ("local_socket", "metrics_file", "trace_file")
 
 
 def server_flags(shard: int, servers: int, workers: int, flags: Mapping[str, str], chief: str | None) -> list[str]:
@@ -659,6 +659,8 @@ def server_flags(shard: int, servers: int, workers: int, flags: Mapping[str, str
     given = {"optimizer": "from_worker", **flags}
     if servers > 1:
         given |= {name: _numbered(given[name], shard) for name in _FILE_FLAGS if given.get(name)}
+        if "http_listen" in given:  # Each has a page and metrics of its own.
+            given["http_listen"] = port_after(given["http_listen"], shard)
     return [f"--{name}={value}" for name, value in {**own, **given}.items()]
 
 
@@ -696,8 +698,8 @@ def start_jobs(
     addresses = check_addresses(models, server) if server else {}
     if not server and flags.get("checkpoint_dir"):  # A server makes one folder, and that is the model's.
         os.makedirs(flags["checkpoint_dir"], exist_ok=True)
-    for model in () if server else models:
-        own = flags_of(model, {"job": job, **flags})
+    for number, model in enumerate(() if server else models):
+        own = flags_of(model, {"job": job, **flags}, servers_before=number * servers)
         addresses[model] = supervisor.start_servers(servers, workers, own, timeout_s, model)
     return Jobs(servers=addresses, jobs={model: job_of(job, model) for model in models})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import threading
 import time
 import weakref
@@ -247,6 +248,8 @@ class Client(Reductions):
         self._done: bool | None = None  # What ``done`` was told, when it has returned.
         self._initial: _core.Tensors | None = None  # Kept: a job without a checkpoint yet begins anew with them,
         self._initial_state: _core.OptimizerState | None = None  # and with it.
+        self._device = ""  # As report_device was told.
+        self._expected_steps = 0  # 0: nobody knows.
         self._prepared: dict[int, tuple[Any, _core.Tensors]] = {}
         self._gradient_buffers: list[Any] | None = None
         self._weight_buffers: list[Any] | None = None
@@ -680,6 +683,57 @@ class Client(Reductions):
         self._check_open()
         self._core.set_busy(what)
 
+    # ---- For whoever watches the job
+
+    def report_step(
+        self,
+        samples: int,
+        loss: float | None = None,
+        *,
+        step: int | None = None,
+        forward_s: float = 0.0,
+        backward_s: float = 0.0,
+        push_s: float = 0.0,
+        wait_s: float = 0.0,
+        pull_s: float = 0.0,
+        other_s: float = 0.0,
+    ) -> None:
+        """Says that this worker has trained on a batch, for whoever watches the job (docs/watching.md).
+
+        ``loss``: the batch's mean. ``step``: that the batch belongs to; None: the one before ``next_step``. The seconds
+        say where the time went that training took; of an exchange what it was waited for. The chief is told of all
+        batches together, at most once a second. Nothing is decided by it, it does not wait, and it does nothing once
+        the worker has left. A client that is told of no batches counts its pushes and their samples. ValueError for a
+        number of samples that cannot be.
+        """
+        if not 0 <= samples < 2**32:
+            raise ValueError(f"samples={samples}: a number from 0 to {2**32 - 1} is expected")
+        if self._left:
+            return
+        seconds = (forward_s, backward_s, push_s, wait_s, pull_s, other_s)
+        of = max(0, self.next_step - 1) if step is None else step
+        self._core.report_step(of, samples, loss, seconds, self._expected_steps)
+
+    def expects_steps(self, steps: int) -> None:
+        """This worker is done after so many steps of the job, as far as it knows. psgrad.data.Batches says it."""
+        self._expected_steps = steps
+
+    def report_evaluation(
+        self, split: str, loss: float | None = None, accuracy: float | None = None, *, step: int, version: int
+    ) -> None:
+        """Says what the weights of this version, and after this step, are worth on a split ("test"), as report_step.
+
+        ``accuracy`` is 0 to 1. The last two splits' are kept.
+        """
+        if not self._left:
+            self._core.report_evaluation(split, step, version, math.nan if loss is None else loss, accuracy)
+
+    def report_device(self, device: str) -> None:
+        """Says which device this worker computes on ("cpu", "cuda:0"), as report_step."""
+        self._device = device
+        if not self._left:
+            self._core.report_device(device)
+
     def done(self, counts_as_empty: bool = False) -> None:
         """This worker has used up its budget: waits until all have.
 
@@ -812,6 +866,7 @@ class Client(Reductions):
                 core.stop()
             try:
                 call(core.join(), core)
+                core.report_device(self._device)
                 self._core = core
             except BaseException as error:
                 self._stopped |= not isinstance(error, Exception)  # Ctrl-C.

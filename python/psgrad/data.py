@@ -350,12 +350,19 @@ class Batches:
                 self._ahead = _LoadedAhead(dataset, {**options, **loader}, take)
         else:
             self._source = _FixedShare(self._sampler, self._first, self.total)
+            self._say_steps()
         self._used_runs = 0
         self._loaded: Iterator[tuple[int, Any]] | None = None
         self._peeked: Plan | None = None
         self._taken = 0
         self._spent = False
         self.plan: Plan | None = None  # The share that the loop is at.
+
+    def _say_steps(self) -> None:
+        """For whoever watches the job: how many steps it has in all, as far as a fixed share knows."""
+        local = self._job.get("local_steps", None)
+        batches_a_step = self._accumulate * (1 if local is None else max(1, int(local.steps)))
+        self._job.get("expects_steps", lambda steps: None)(math.ceil(self.total / batches_a_step))
 
     def __iter__(self) -> Iterator[Any]:
         """Goes on where an earlier loop was left. RuntimeError if there is nothing left at all."""

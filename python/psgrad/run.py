@@ -44,7 +44,9 @@ a second Ctrl-C kills them at once.
                           Face's Trainer and Accelerate would take these for a process group to join
   --FLAG=VALUE            any other flag goes to ps_server, as in --mode=asp --staleness=3 (see ps_server --help). The
                           optimizer is the script's unless --optimizer says otherwise. With several servers, each has a
-                          metrics file of its own: --metrics_file=a.jsonl makes a.0.jsonl, a.1.jsonl, …
+                          metrics file of its own: --metrics_file=a.jsonl makes a.0.jsonl, a.1.jsonl, … So it is with
+                          --http_listen=127.0.0.1:8080, by which one watches the job in a browser: the first server
+                          takes this port, and others those after it
 
 Workers find PS_SERVER and PS_JOB (with --models PS_SERVERS and PS_JOBS), PS_RANK, PS_NUM_WORKERS, PS_LOCAL_RANK,
 PS_LOCAL_NUM_WORKERS and, unless it is set, OMP_NUM_THREADS in their environment.

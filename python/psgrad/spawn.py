@@ -380,13 +380,15 @@ def _set(variables: Mapping[str, str | None]) -> None:
 
 
 class _Stderr(Sink):
-    """Shows what servers log, also in a notebook."""
+    """Shows what servers log, and where their pages are, also in a notebook."""
 
     def __init__(self) -> None:
         self.last_lines: deque[str] = deque(maxlen=_LINES_KEPT)
 
     def put(self, fd: int, data: bytes) -> None:
-        if fd == 2 and data:
+        if fd == 1:
+            data = b"".join(line for line in data.splitlines(keepends=True) if b"] page at " in line)
+        if data:
             text = data.decode(errors="replace")
             self.last_lines.extend(text.splitlines())
             print(text, end="", file=sys.stderr, flush=True)

@@ -1,4 +1,5 @@
 // psgrad._core: the C++ client as Python sees it; psgrad/client.py makes it pleasant.
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -249,6 +250,24 @@ class CoreClient {
   // What has ended the client, the next exchange says.
   void CountLocalStep() { (void)client().CountLocalStep(); }
   void SetBusy(const std::string& what) { client().SetBusy(what); }
+  void ReportStep(uint64_t step, uint32_t samples, std::optional<double> loss, const std::array<double, 6>& seconds,
+                  uint64_t all_steps) {
+    client().ReportStep({.step = step,
+                         .samples = samples,
+                         .loss = loss,
+                         .forward_s = seconds[0],
+                         .backward_s = seconds[1],
+                         .push_s = seconds[2],
+                         .wait_s = seconds[3],
+                         .pull_s = seconds[4],
+                         .other_s = seconds[5],
+                         .all_steps = all_steps});
+  }
+  void ReportEvaluation(const std::string& split, uint64_t step, uint64_t version, double loss,
+                        std::optional<double> accuracy) {
+    client().ReportEvaluation({.split = split, .step = step, .version = version, .loss = loss, .accuracy = accuracy});
+  }
+  void ReportDevice(const std::string& device) { client().ReportDevice(device); }
   Call Leave(const std::string& reason) {
     return Calling([reason](Client& client) { return client.Leave(reason); });
   }
@@ -492,6 +511,11 @@ void DefineClient(nb::module_& module) {
       .def("done", &CoreClient::Done)
       .def("count_local_step", &CoreClient::CountLocalStep)
       .def("set_busy", &CoreClient::SetBusy)
+      .def("report_step", &CoreClient::ReportStep, nb::arg("step"), nb::arg("samples"), nb::arg("loss").none(),
+           nb::arg("seconds"), nb::arg("all_steps"))
+      .def("report_evaluation", &CoreClient::ReportEvaluation, nb::arg("split"), nb::arg("step"), nb::arg("version"),
+           nb::arg("loss"), nb::arg("accuracy").none())
+      .def("report_device", &CoreClient::ReportDevice)
       .def("leave", &CoreClient::Leave)
       .def("weights_hash", &CoreClient::WeightsHash)
       .def("reduce", &CoreClient::Reduce)

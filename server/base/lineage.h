@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/clock.h"
+#include "server/base/job_counts.h"
 
 namespace ps {
 
@@ -20,6 +21,7 @@ struct Lineage {
   uint64_t known_version = 0;                  // The newest that is known to be there.
   uint64_t first_number = 0;                   // The first checkpoint that it took itself; 0: none yet.
   std::map<std::string, std::string> damaged;  // Paths of checkpoints that could not be restored, and why.
+  JobCounts counts;                            // Where it has been the chief.
   TimePoint lost_at;                           // When the chief was lost, if this is another server.
 };
 

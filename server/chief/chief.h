@@ -23,6 +23,7 @@
 #include "common/sync.h"
 #include "ps/v1/ps.pb.h"
 #include "server/base/outbox.h"
+#include "server/base/unix_time.h"
 #include "server/chief/chief_action.h"
 #include "server/chief/chief_core.h"
 
@@ -57,6 +58,7 @@ class Chief {
   void OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint now) {
     Do(&ChiefCore::OnReport, shard, report, now);
   }
+  void OnWaits(const RankWait& waits) { Do(&ChiefCore::OnWaits, waits); }
   void OnShardGone(uint32_t shard, uint64_t connection, TimePoint now) {
     Do(&ChiefCore::OnShardGone, shard, connection, now);
     Take<SendFunction>(connection);
@@ -112,11 +114,16 @@ class Chief {
     return Do(&ChiefCore::Drain, request, now);
   }
   absl::StatusOr<v1::ShutdownReply> ShutDown(TimePoint now) { return Do(&ChiefCore::ShutDown, now); }
-  v1::StatusReply Status(TimePoint now, bool with_layout = false) { return Read(&ChiefCore::Status, now, with_layout); }
+  v1::StatusReply Status(TimePoint now, bool with_layout = false) {
+    v1::StatusReply status = Read(&ChiefCore::Status, now, with_layout);
+    status.mutable_progress()->set_unix_ms(UnixMs());
+    return status;
+  }
 
   // ---- The server
 
   bool not_finite() { return Read(&ChiefCore::not_finite); }
+  JobCounts counts() { return Read(&ChiefCore::counts); }
   // Whether every shard has heard of what is: of the job's end, if it has ended.
   bool all_shards_know() { return Read(&ChiefCore::all_shards_know); }
   std::string LongWait(TimePoint now, std::chrono::nanoseconds longer) {

@@ -109,6 +109,13 @@ void ChiefCore::OnShardGone(uint32_t shard, uint64_t connection, TimePoint now) 
 }
 
 void ChiefCore::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint now) {
+  if (report.has_status() && shard < job_.shards().size()) {
+    v1::ShardStatusReply status = report.status();
+    status.set_shard(shard);
+    job_.progress().OnShardStatus(std::move(status));
+  }
+  // Such a report has nothing else to say, but for what was received.
+  if (report.has_status() && report.number() == 0) return (void)shard_streams_.Receive(shard, report);
   std::optional<std::vector<ToShard>> received = shard_streams_.Receive(shard, report);
   if (!received.has_value()) return;
   Add(*std::move(received));

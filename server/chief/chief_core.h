@@ -54,6 +54,8 @@ class ChiefCore {
   // ShardTable::Check and Register; NOT_FOUND if there is no such stream.
   absl::Status RegisterShard(uint64_t connection, const v1::Registration& registration, TimePoint now);
   void OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint now);
+  // Shard 0 has seen whom calls wait for, where each shard decides for itself. For who watches the job.
+  void OnWaits(const RankWait& waits) { job_.progress().OnWaits(waits); }
   // This connection of the shard broke.
   void OnShardGone(uint32_t shard, uint64_t connection, TimePoint now);
 
@@ -108,6 +110,7 @@ class ChiefCore {
   // Ends the job, also one that has ended and is served on (--keep_running). Errors are of JobState::ShutDown.
   absl::StatusOr<v1::ShutdownReply> ShutDown(TimePoint now);
   v1::StatusReply Status(TimePoint now, bool with_layout) const;
+  JobCounts counts() const { return job_.progress().counts(); }
 
   // ---- The server
 

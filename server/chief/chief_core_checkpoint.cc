@@ -166,6 +166,7 @@ void ChiefCore::EndCheckpoint(const absl::Status& status, TimePoint now) {
     spdlog::info("checkpoint {}: version {}, after {:.3f} s", reply.path(), reply.version(), seconds);
   } else {
     rounds_.Failed(now);
+    job_.progress().OnCheckpointFailed();
     checkpoint_failure_ = Message(status);
     fields["failure"] = Message(status);
     fields["last_complete_s"] =

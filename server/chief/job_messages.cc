@@ -1,6 +1,7 @@
 #include "server/chief/job_messages.h"
 
 #include <chrono>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "common/data_summary.h"
@@ -22,6 +23,16 @@ void AddShardInfo(const JobState& job, google::protobuf::RepeatedPtrField<v1::Sh
     if (!job.plan().has_value()) continue;
     for (const uint32_t slice : job.plan()->shard_slices(shard)) info->add_slices(slice);
   }
+}
+
+void AddProgress(const JobState& job, TimePoint now, v1::StatusReply* reply) {
+  v1::ProgressStatus& progress = *reply->mutable_progress();
+  job.progress().Fill(job.members(), now, progress);
+  progress.set_stuck(job.Stuck(now));
+  const RankWait waits = job.Waits(now);
+  progress.mutable_waits_for()->Add(waits.ranks.begin(), waits.ranks.end());
+  progress.set_waits_s(Seconds(waits.time));
+  for (const auto& [shard, status] : job.progress().shards()) *reply->add_shard_status() = status;
 }
 
 // Messages without maps.
@@ -156,6 +167,7 @@ v1::HeartbeatReply MakeMemberState(const JobState& job, const Member& member, Ti
   state.set_lead(job.IsLead(member));
   state.set_leave(member.draining);
   state.set_checkpoint_version(job.checkpoint_version());
+  state.set_takes_reports(true);
   return state;
 }
 
@@ -175,6 +187,7 @@ v1::StatusReply MakeStatus(const JobState& job, TimePoint now) {
   if (job.optimizer().from_worker() && job.optimizer().setup().has_value()) {
     for (const auto& [flag, value] : SettingsOf(*job.optimizer().setup())) (*reply.mutable_settings())[flag] = value;
   }
+  const std::map<uint32_t, double> held_up = job.progress().HeldUp();
   for (const auto& [rank, member] : job.members().members()) {
     v1::WorkerStatus* worker = reply.add_workers();
     worker->set_rank(rank);
@@ -185,6 +198,8 @@ v1::StatusReply MakeStatus(const JobState& job, TimePoint now) {
     worker->set_done(member.done);
     worker->set_suspect(member.suspect_since.has_value());
     worker->set_last_heard_ms(ToMs(now - member.last_heard));
+    job.progress().FillWorker(member, now, *worker);
+    if (const auto held = held_up.find(rank); held != held_up.end()) worker->set_held_up_s(held->second);
   }
   AddShardInfo(job, reply.mutable_shards());
   reply.set_waiting_for(job.WaitingFor(now));
@@ -194,6 +209,7 @@ v1::StatusReply MakeStatus(const JobState& job, TimePoint now) {
   }
   reply.set_samples_per_epoch(job.samples_per_epoch());
   if (const auto epoch = job.runs().Epoch(); epoch.has_value()) *reply.mutable_epoch() = *epoch;
+  AddProgress(job, now, &reply);
   if (job.plan().has_value()) reply.set_parameters(static_cast<uint64_t>(job.plan()->total_elements()));
   return reply;
 }

@@ -32,6 +32,7 @@ JobState::JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode)
       terms_(MakeTerms(options)),
       steps_(std::move(mode), options.num_shards),
       norms_(options.num_shards),
+      progress_(JobProgress::TermsOf(steps_.mode()), options.counts),
       runs_(options.hands_out_runs, options.returns_stale_runs, steps_.mode().policy()),
       own_data_(options.num_workers) {
   if (!options_.checkpoints.has_value()) return;
@@ -93,7 +94,10 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
   const auto layout_view = plan().has_value() ? std::optional<uint64_t>(layout_view_) : std::nullopt;
   const ShardTable::News news = shards_.OnReport(shard, report, layout_view);
   if (news.applied) last_progress_ = now;
-  if (news.applied) replacements_.OnProgress();
+  if (news.applied) {
+    replacements_.OnProgress();
+    progress_.OnVersion(shards_.lowest_applied_version(), now);
+  }
   if (shard == 0) {
     dropped_samples_ = std::max(dropped_samples_, report.dropped_samples());
     told_learning_rate_ = report.has_learning_rate() ? std::optional<float>(report.learning_rate()) : std::nullopt;
@@ -117,7 +121,7 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
                                                          .at = now,
                                                          .took = std::chrono::microseconds(done.took_us())},
                                                         members_);
-    if (complete.news) last_progress_ = now;
+    if (complete.news) last_progress_ = last_push_ = now;
     outcome.decided.insert(outcome.decided.end(), complete.decided.begin(), complete.decided.end());
   }
   norms_.OnApplied(shards_.lowest_applied_version());
@@ -323,7 +327,9 @@ bool JobState::OnHeartbeat(Member* member, const v1::HeartbeatRequest& heartbeat
   const bool moves = heartbeat.step() != member->step || heartbeat.local_steps() != member->local_steps;
   if (moves || !heartbeat.busy_with().empty()) last_progress_ = now;
   members_.Change(member, [&](Member& changed) { changed.step = heartbeat.step(); });
+  if (heartbeat.local_steps() > member->local_steps) progress_.OnBatches(now);
   member->local_steps = heartbeat.local_steps();
+  if (heartbeat.has_report()) progress_.OnReport(*member, heartbeat.report(), now);
   return std::exchange(member->busy_with, heartbeat.busy_with()) != heartbeat.busy_with();
 }
 
@@ -430,13 +436,63 @@ absl::Status JobState::OnReduce(const Member& member, const v1::ReduceRequest& r
 
 std::string JobState::WaitingForReduction(TimePoint now) const {
   if (!reductions_.open()) return "";
-  const auto describe = [&](std::string* out, uint32_t rank) {
-    const Member& member = members_.members().at(rank);
+  return absl::StrCat(reductions_.What(), ": waiting for ", DescribeMembers(reductions_.Missing(Participants()), now));
+}
+
+std::string JobState::DescribeMembers(const std::vector<uint32_t>& ranks, TimePoint now) const {
+  return FirstOf(ranks, [&](std::string* out, uint32_t rank) {
+    const auto found = members_.members().find(rank);
+    if (found == members_.members().end()) return absl::StrAppend(out, "rank ", rank, " (it has no worker)");
+    const Member& member = found->second;
     absl::StrAppend(out, "rank ", rank, " (", member.name, " on ", member.host,
                     member.busy_with.empty() ? "" : ", " + member.busy_with, ", last heard from ",
                     FormatSeconds(now - member.last_heard), " ago)");
-  };
-  return absl::StrCat(reductions_.What(), ": waiting for ", FirstOf(reductions_.Missing(Participants()), describe));
+  });
+}
+
+// ---- For who watches the job
+
+RankWait JobState::Waits(TimePoint now) const {
+  if (phase_ != v1::PHASE_RUNNING || finishing_) return {};
+  if (!steps_.leads()) return progress_.waits();
+  if (now - last_push_ < RankWait::kNoticed) return {};
+  RankWait wait = {.ranks = steps_.Missing(), .time = now - last_push_};
+  return wait.ranks.empty() ? RankWait() : wait;
+}
+
+std::optional<std::chrono::nanoseconds> JobState::StuckFor(TimePoint now) const {
+  if (phase_ != v1::PHASE_RUNNING || finishing_ || superseded()) return std::nullopt;
+  return progress_.StuckFor(now);
+}
+
+std::string JobState::Stuck(TimePoint now) const {
+  const auto time = StuckFor(now);
+  if (!time.has_value()) return "";
+  std::vector<uint32_t> missing = Waits(now).ranks;
+  std::string who = missing.empty() ? steps_.Incomplete() : "";
+  const bool others = !who.empty() || !shards_.Missing().empty() || HasTooFew() || !replacements_.empty() ||
+                      !shards_.waiting_for().empty();
+  if (missing.empty() && !others) {
+    for (const auto& [rank, member] : members_.members()) {
+      if (!member.done) missing.push_back(rank);
+    }
+  }
+  if (!missing.empty()) who = "waiting for " + DescribeMembers(missing, now);
+  if (who.empty()) who = WaitingFor(now);
+  return absl::StrCat("no version for ", FormatSeconds(*time), who.empty() ? "" : "; ", who);
+}
+
+void JobState::SayStuck(TimePoint now) {
+  const auto time = StuckFor(now);
+  if (time.has_value() == stuck_since_.has_value()) return;
+  if (time.has_value()) {
+    stuck_since_ = now - *time;
+    return spdlog::warn("the job is stuck: {}", Stuck(now));
+  }
+  if (phase_ == v1::PHASE_RUNNING && !finishing_) {
+    spdlog::info("the job goes on, after {}", FormatSeconds(now - *stuck_since_));
+  }
+  stuck_since_.reset();
 }
 
 absl::StatusOr<bool> JobState::Leave(const v1::LeaveRequest& request, TimePoint now) {
@@ -484,6 +540,7 @@ void JobState::RemoveMember(const Member& member) {
 }
 
 void JobState::LoseMember(const Member& member, const std::string& why, TimePoint now) {
+  if (!member.done) progress_.OnWorkerLost();
   spdlog::warn("{} {}", member.ToString(), why);
   // Nobody needs a worker that is done; if it was the lead, the next rank becomes the lead.
   const LossAction action = member.done ? LossAction::kContinue : mode().OnLoss();
@@ -548,6 +605,7 @@ std::vector<StepSet> JobState::NextView(TimePoint now) {
     }
     members_.SetFirstStep(StartStep());
     SetPhase(v1::PHASE_RUNNING, "");
+    progress_.OnRunning(shards_.lowest_applied_version(), restored() == nullptr ? 0 : restored()->job.samples(), now);
   }
   if (NothingIsLeft()) {
     replacements_.Forget();
@@ -707,6 +765,8 @@ bool JobState::CheckTimes(TimePoint now, const std::function<bool(const Member&)
                                             " (--progress_timeout)", waiting_for.empty() ? "" : ": ", waiting_for));
   }
   CheckRestoring(now);
+  progress_.Look(members_, now);
+  SayStuck(now);
   return !lost.empty() || ended() || NothingIsLeft() || has_newcomers_ ||
          (phase_ == v1::PHASE_GATHERING && !awaits_first_checkpoint_ && Complete(now));
 }
@@ -732,6 +792,7 @@ void JobState::OnGap(std::chrono::nanoseconds gap, TimePoint now) {
   replacements_.Extend(gap, now);
   const auto later = [&](TimePoint since) { return std::min(since + gap, now); };
   last_progress_ = later(last_progress_);
+  progress_.Extend(gap, now);
   if (began_.has_value()) began_ = later(*began_);
   if (rejoining_since_.has_value()) rejoining_since_ = later(*rejoining_since_);
   if (too_few_since_.has_value()) too_few_since_ = later(*too_few_since_);

@@ -23,7 +23,10 @@
 #include "common/clock.h"
 #include "common/schedule.h"
 #include "ps/v1/ps.pb.h"
+#include "server/base/job_counts.h"
+#include "server/base/rank_wait.h"
 #include "server/checkpoint/restored_job.h"
+#include "server/chief/job_progress.h"
 #include "server/chief/job_terms.h"
 #include "server/chief/membership.h"
 #include "server/chief/norm_totals.h"
@@ -65,6 +68,7 @@ struct ChiefOptions {
   WireFormat wire;
   bool hands_out_runs = false;      // --budget=job.
   bool returns_stale_runs = false;  // --stale_runs=return.
+  JobCounts counts = {};            // Of this process, in earlier generations.
   // Unset: no checkpoints are taken.
   struct Checkpoints {
     CheckpointEvery every;
@@ -163,6 +167,13 @@ class JobState {
   const RestoredJob* restored() const;
   // Whom or what the job waits for, in words; empty: for nobody.
   std::string WaitingFor(TimePoint now) const;
+  // How it gets on, for who watches it.
+  const JobProgress& progress() const { return progress_; }
+  JobProgress& progress() { return progress_; }
+  // Whom the step in the making waits for now.
+  RankWait Waits(TimePoint now) const;
+  // "no version for 12 s; waiting for rank 3 (w3 on host-b, last heard from 0.4 s ago)"; empty: the job is not stuck.
+  std::string Stuck(TimePoint now) const;
   // The job would run, but for the checkpoint that it is to have first.
   bool AwaitsFirstCheckpoint(TimePoint now) const;
 
@@ -341,6 +352,11 @@ class JobState {
   Reductions::Participant ParticipantOf(const Member& member) const;
   // What WaitingFor says, but for reductions.
   std::string WaitingForSteps(TimePoint now) const;
+  // "rank 1 (worker-1 on host-b, evaluating, last heard from 2 s ago)", of the first few of them.
+  std::string DescribeMembers(const std::vector<uint32_t>& ranks, TimePoint now) const;
+  std::optional<std::chrono::nanoseconds> StuckFor(TimePoint now) const;
+  // Says once that the job is stuck, and once that it goes on.
+  void SayStuck(TimePoint now);
   // "2 more workers (1 of at least 3 are there)", while there are too few of them.
   std::string MissingWorkers() const;
   void SayTooFew(TimePoint now);
@@ -357,6 +373,7 @@ class JobState {
   JobTerms terms_;
   StepCoordinator steps_;
   NormTotals norms_;
+  JobProgress progress_;
   HyperparameterValues set_values_;
   std::optional<float> told_learning_rate_;
   std::optional<Schedule> set_schedule_;
@@ -384,6 +401,8 @@ class JobState {
   std::deque<uint64_t> cancelled_joins_;       // join_request_ids; such a join may arrive late.
   TimePoint keep_suspects_until_;
   TimePoint last_progress_;
+  TimePoint last_push_;                     // Some shard has told of a complete push, where the chief names the sets.
+  std::optional<TimePoint> stuck_since_;    // It was said that the job is stuck, and there was no version since then.
   std::optional<TimePoint> too_few_since_;  // Since when the running job has had fewer workers than it needs.
   TimePoint too_few_said_;
   std::string superseded_;  // Why, if it is.

@@ -1,6 +1,7 @@
 #include "server/chief/step_coordinator.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -78,6 +79,24 @@ std::vector<StepSet> StepCoordinator::Tick(TimePoint now) {
     for (StepSet& set : Decide(mode_->WindowOver(window.number), now)) decided.push_back(std::move(set));
   }
   return decided;
+}
+
+std::vector<uint32_t> StepCoordinator::Missing() const {
+  if (!leads() || (complete_.empty() && partial_.empty()) || mode_->Enough(complete_.size())) return {};
+  std::set<uint32_t> complete = idle_;
+  for (const auto& [push, incarnation] : complete_) complete.insert(push.second);
+  std::set<uint32_t> begun = complete;
+  for (const auto& [push, partial] : partial_) begun.insert(push.second);
+  const std::vector<uint32_t> waits_for = mode_->WaitsFor();
+  const auto without = [&](const std::set<uint32_t>& ranks) {
+    std::vector<uint32_t> left;
+    std::copy_if(waits_for.begin(), waits_for.end(), std::back_inserter(left),
+                 [&](uint32_t rank) { return !ranks.contains(rank); });
+    return left;
+  };
+  std::vector<uint32_t> missing = without(begun);
+  // Where a shard has nobody's push it is the shard that is behind.
+  return missing.empty() && !complete_.empty() ? without(complete) : missing;
 }
 
 std::string StepCoordinator::Incomplete() const {

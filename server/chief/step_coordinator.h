@@ -48,6 +48,9 @@ class StepCoordinator {
   // The sets that have waited for long enough.
   std::vector<StepSet> Tick(TimePoint now);
 
+  // The ranks that a set waits for, ascending, of which no shard has the push, or else some have not; none if no push
+  // has come, if those that have are enough, or if there is a shard that has none of them.
+  std::vector<uint32_t> Missing() const;
   // "step 3: the push of rank 1 is not complete on shard 2", for the first push that some shards have and others have
   // not; empty if there is none.
   std::string Incomplete() const;

@@ -197,6 +197,16 @@ ABSL_FLAG(
     "more, with the same flag of workers");
 ABSL_FLAG(int, apply_threads, 0, "threads that apply updates; 0: one per processor, at most 8");
 ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object per line");
+ABSL_FLAG(
+    std::string, http_listen, "",
+    "serve a page that shows the job, and /metrics for Prometheus, at HOST:PORT (port 0 picks one; other machines "
+    "reach it only with --insecure); empty: do not");
+ABSL_FLAG(std::string, http_runs, "",
+          "with --http_listen: a folder whose folders hold metrics files of earlier runs, which the page shows beside "
+          "this one");
+ABSL_FLAG(bool, debug_services, false,
+          "answer gRPC's reflection, by which grpcurl knows this server's calls, and channelz, which shows its "
+          "connections");
 
 namespace ps {
 
@@ -309,6 +319,9 @@ ServerOptions ServerOptionsFromFlags() {
   options.long_links = absl::GetFlag(FLAGS_long_links);
   options.apply_threads = absl::GetFlag(FLAGS_apply_threads);
   options.metrics_file = absl::GetFlag(FLAGS_metrics_file);
+  options.http_listen = absl::GetFlag(FLAGS_http_listen);
+  options.http_runs = absl::GetFlag(FLAGS_http_runs);
+  options.debug_services = absl::GetFlag(FLAGS_debug_services);
   return options;
 }
 

@@ -49,6 +49,21 @@ void CheckAddresses(const ServerOptions& options, Problems& problems) {
   if (!options.chief.empty()) problems.Check(ParseEndpoint("chief", options.chief).status());
 }
 
+void CheckPage(const ServerOptions& options, Problems& problems) {
+  problems.Check(CheckText("--http_listen", options.http_listen, kMaxAddressBytes));
+  problems.Check(CheckText("--http_runs", options.http_runs, kMaxAddressBytes));
+  problems.Check(options.http_runs.empty() || !options.http_listen.empty(), "--http_runs=", options.http_runs,
+                 ": has no meaning without --http_listen, whose page shows them");
+  if (options.http_listen.empty()) return;
+  const absl::StatusOr<Endpoint> listen = ParseEndpoint("http_listen", options.http_listen);
+  problems.Check(listen.status());
+  if (!listen.ok()) return;
+  problems.Check(!listen->is_unix(), "--http_listen=", options.http_listen, ": expected HOST:PORT");
+  problems.Check(listen->is_local() || options.insecure, "--http_listen=", options.http_listen,
+                 ": the page could be seen from other machines, without TLS or a password; add --insecure if the "
+                 "network is trusted, or listen on 127.0.0.1");
+}
+
 void CheckBudget(const ServerOptions& options, Problems& problems) {
   problems.Check(options.budget == "share" || options.budget == "job", "--budget=", options.budget,
                  ": expected share or job");
@@ -207,6 +222,7 @@ absl::StatusOr<uint32_t> ParseCompress(const std::string& text) {
 absl::Status ValidateServerOptions(const ServerOptions& options) {
   Problems problems;
   CheckAddresses(options, problems);
+  CheckPage(options, problems);
   const std::string& memory = options.shared_memory;
   problems.Check(memory == "auto" || memory == "off" || memory == "require", "--shared_memory=", memory,
                  ": expected auto, off or require");

@@ -75,6 +75,9 @@ struct ServerOptions {
   int apply_threads = 0;                       // 0: as many as processors, at most 8.
 
   std::string metrics_file;
+  std::string http_listen;      // Where the page and metrics are served: HOST:PORT; empty: they are not.
+  std::string http_runs;        // A folder of earlier runs' metrics files, which the page shows beside the job's.
+  bool debug_services = false;  // gRPC's reflection and channelz.
 
   uint32_t least_workers() const { return min_workers.value_or(num_workers); }
   uint32_t most_workers() const { return max_workers.value_or(num_workers); }

@@ -12,6 +12,7 @@
 #include "common/optimizers/optimizer.h"
 #include "common/schedule.h"
 #include "common/wire_type.h"
+#include "server/base/unix_time.h"
 #include "server/config/mode_options.h"
 #include "server/config/optimizer_setup.h"
 
@@ -58,6 +59,7 @@ struct ShardOptions {
   bool takes_checkpoints = false;
   std::map<std::string, std::string> settings = {};  // The flags that all servers share.
   std::function<TimePoint()> clock = Now;
+  std::function<uint64_t()> unix_ms = UnixMs;  // The wall clock, for who watches the job.
 
   OptimizerSetup optimizer_setup() const { return MakeSetup(optimizer, hyperparameters, clip, mode); }
 };

@@ -89,6 +89,11 @@ bool BufferRing::has_spare() const {
          std::any_of(spare_.begin(), spare_.end(), [](const auto& buffers) { return buffers->holds.load() == 0; });
 }
 
+size_t BufferRing::used() const {
+  const auto is_used = [this](const auto& buffers) { return buffers == next_ || buffers->holds.load() > 0; };
+  return 1 + static_cast<size_t>(std::count_if(spare_.begin(), spare_.end(), is_used));
+}
+
 void BufferRing::Publish(uint64_t version) {
   Check(next_ != nullptr, "what is published was being written");
   next_->version = version;

@@ -67,6 +67,9 @@ class BufferRing {
     return (1 + spare_.size()) * elements_ * (values_.size() * sizeof(float) + (rounded_ ? sizeof(uint16_t) : 0));
   }
 
+  // So many sets are current, written or held.
+  size_t used() const;
+
   // Picks the set that is written next: `current` itself where that is allowed and nobody holds it, else a set that
   // nobody holds. Every element that is read of the set must be written. False if there is no such set.
   bool Pick(bool in_place);

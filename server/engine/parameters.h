@@ -273,6 +273,8 @@ class Parameters {
   // ---- Reading
 
   size_t max_versions() const { return max_versions_; }
+  // So many of the weights' buffers are current, written or held by readers.
+  size_t used_versions() const { return weights_.used(); }
   uint64_t version() const { return weights_.current()->version; }
   // The current version is being overwritten: it can be neither read nor pinned.
   bool updating_in_place() const { return weights_.in_place(); }

@@ -53,7 +53,8 @@ struct Push {
   size_t expected = 0;            // So many slices come, if the push is not empty.
   uint64_t reserved_bytes = 0;
   std::optional<uint64_t> added_up_as;  // Where several pushes are added up (Mode::AddedUpAs).
-  TimePoint began = {};                 // Its first slices came.
+  TimePoint began = {};                 // Its first slices came,
+  TimePoint completed = {};             // and its last.
   bool complete = false;                // It counts as here (PushTable::Complete).
 
   bool has_all() const { return samples == 0 || received == expected; }

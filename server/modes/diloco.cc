@@ -52,6 +52,7 @@ class DilocoQuorum final : public EachPush {
   bool weighs_by_samples() const override { return options().outer_weighting == "samples"; }
   float buffer_share() const override { return 1.0F; }
 
+  bool ranks_wait() const override { return true; }
   bool coordinated() const override { return true; }
   bool led(uint32_t /*num_shards*/) const override { return true; }
   uint32_t pushes_held() const override { return num_workers(); }

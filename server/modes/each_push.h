@@ -17,6 +17,7 @@ class EachPush : public Mode {
       : Mode(options, num_workers, std::move(policy)) {}
 
   bool synchronous() const override { return false; }
+  bool ranks_wait() const override { return false; }
   std::optional<uint64_t> VersionAfter(uint64_t /*step*/) const override { return std::nullopt; }
 
   bool coordinated() const override { return false; }

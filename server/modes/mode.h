@@ -195,6 +195,9 @@ class Mode {
   };
   virtual Oldest oldest() const { return {}; }
 
+  // Whether ranks wait for others: for their pushes, or until they have come as far.
+  virtual bool ranks_wait() const { return true; }
+
   // Whether a rank may read the current version to compute its push of `step` on it; else it is parked until it may.
   virtual bool MayRead(uint32_t /*rank*/, uint64_t /*step*/) const { return true; }
 

@@ -17,6 +17,8 @@ class Ssp final : public EachPush {
  public:
   using EachPush::EachPush;
 
+  bool ranks_wait() const override { return true; }
+
   // A rank's new owner counts from the highest clock, at which it starts or, by what other shards have seen, later. The
   // one that is there when a restored job begins to run goes on where the rank was, and so does each where who was lost
   // is waited for. Where the chief hands out the work, a rank that the checkpoint does not have has no place to go on.

@@ -60,6 +60,7 @@ class JobView {
   bool failed_here() const { return !failure_.empty(); }
   // The names of the ranks that push nothing any more, also of those that have left.
   const std::map<uint32_t, std::string>& done() const { return done_; }
+  bool IsDone(uint32_t rank) const { return done_.contains(rank); }
   ModeMembers mode_members() const;
   // The lowest rank of a member that is not done; nothing: all are, or there are none.
   std::optional<uint32_t> lowest_rank() const;

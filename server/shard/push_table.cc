@@ -263,7 +263,7 @@ absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushReque
   return push;
 }
 
-const Push& PushTable::Complete(uint32_t rank) {
+Push& PushTable::Complete(uint32_t rank) {
   Push& push = *pushes_.at(rank);
   Check(!push.complete && push.has_all(), "a push is complete when all of its slices are here");
   push.complete = true;

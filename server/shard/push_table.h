@@ -53,7 +53,7 @@ class PushTable {
   absl::StatusOr<Arrival> Add(const void* session, const v1::PushRequest& header, std::vector<ReceivedSlice> slices,
                               std::optional<size_t> not_finite, const Mode& mode, uint64_t newest);
   // The last slice of the rank's push is here: the push is complete from now on.
-  const Push& Complete(uint32_t rank);
+  Push& Complete(uint32_t rank);
   // The session brings no more slices of its push, and no other session does. If some are missing and nobody else has
   // brought any since, the push is dropped: INVALID_ARGUMENT.
   absl::Status End(const void* session, const v1::Identity& id, uint64_t step);

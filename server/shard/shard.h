@@ -136,6 +136,11 @@ class Shard {
   // After Shutdown: finishes what is being built, and waits for it. From then on the shard reports nothing by itself.
   void StopApplying();
 
+  // Whom calls have waited for lately, as Tick saw it last.
+  RankWait Waits(TimePoint now) const {
+    return Ask([now](const ShardState& state) { return state.record.Waits(now); });
+  }
+
   v1::ShardStatusReply Status(TimePoint now) const {
     return Ask([now](const ShardState& state) { return state.Status(now); });
   }

@@ -51,6 +51,7 @@ void ShardCore::TakeCheckpoint() {
   if (version < due.version.value_or(version) || !state_.parameters->may_snapshot()) return;
   state_.checkpoint_due.reset();
   state_.writes_checkpoint = true;
+  state_.record.OnCheckpointBegins(options_.clock());
   actions_.emplace_back(WriteCheckpoint{.part = {.number = due.number,
                                                  .generation = state_.job.view().generation(),
                                                  .snapshot = state_.parameters->TakeSnapshot(),
@@ -60,6 +61,7 @@ void ShardCore::TakeCheckpoint() {
 }
 
 void ShardCore::FailCheckpoint(const v1::Cut& commit, const std::string& why) {
+  state_.record.OnCheckpointFailed();
   v1::ShardReport report = state_.ReportCut(commit, state_.parameters->version());
   report.mutable_checkpoint()->set_number(commit.checkpoint());
   report.mutable_checkpoint()->set_failure(why);
@@ -68,6 +70,7 @@ void ShardCore::FailCheckpoint(const v1::Cut& commit, const std::string& why) {
 
 ShardReady ShardCore::OnCheckpointWritten(v1::CheckpointWritten written) {
   state_.writes_checkpoint = false;
+  written.failure().empty() ? state_.record.OnCheckpointWritten(options_.clock()) : state_.record.OnCheckpointFailed();
   v1::ShardReport report;
   *report.mutable_checkpoint() = std::move(written);
   Report(std::move(report));

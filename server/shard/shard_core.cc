@@ -8,6 +8,7 @@
 namespace ps {
 namespace {
 
+constexpr std::chrono::seconds kTellStatus(1);
 constexpr std::chrono::seconds kSayHeld(10);  // A line says how long a cut has held pushes back after each of these.
 
 }  // namespace
@@ -66,7 +67,14 @@ void ShardCore::SetView(const v1::View& view, absl::StatusOr<ShardMemory>& memor
   }
   for (const StepSet& set : state_.SetMembers()) Decide(set, state_.pushes.dropped_samples());
   state_.waiters.WakeAll();
-  if (!state_.job.running()) Release(state_.cut.End());
+  if (state_.job.running()) {
+    if (!told_status_at_.has_value()) told_status_at_ = options_.clock();
+    state_.record.OnRunning(*told_status_at_);
+  } else {
+    Release(state_.cut.End());
+    if (told_status_at_.has_value()) TellStatus(options_.clock());  // The last one.
+    told_status_at_.reset();
+  }
   Report(state_.untold.Take());  // Whom a step needs may be others now.
 }
 
@@ -136,25 +144,27 @@ std::pair<absl::Status, ShardReady> ShardCore::AddSlices(const void* session, co
                                                          std::optional<size_t> not_finite) {
   const absl::Status serving = state_.job.Serving();
   if (!serving.ok() || !state_.job.IsMember(header.id())) return {serving, ShardReady()};
-  state_.stall.Heard(header.id().rank(), options_.clock());
+  const TimePoint now = options_.clock();
+  state_.stall.Heard(header.id().rank(), now);
   const absl::StatusOr<PushTable::Arrival> arrival = state_.Arrive(session, header, std::move(slices), not_finite);
   if (arrival.ok() && arrival->push != nullptr && arrival->push->began == TimePoint()) {
-    arrival->push->began = options_.clock();
+    arrival->push->began = now;
   }
   Updater::Part part;
   if (arrival.ok() && arrival->push != nullptr) {
     part = state_.Speculate(*arrival);
-    if (arrival->push->has_all()) CompletePush(header.id().rank());
+    if (arrival->push->has_all()) CompletePush(header.id().rank(), now);
   }
   Updater::Part next = Advance(/*caller_builds=*/part.update == nullptr);
   if (part.update == nullptr) part = std::move(next);
   return {arrival.status(), Take(std::move(part))};
 }
 
-void ShardCore::CompletePush(uint32_t rank) {
-  const Push& push = state_.pushes.Complete(rank);
+void ShardCore::CompletePush(uint32_t rank, TimePoint now) {
+  Push& push = state_.pushes.Complete(rank);
+  state_.record.OnComplete(push, now);
   if (state_.follows_decisions) {
-    state_.untold.Add(push, options_.clock());
+    state_.untold.Add(push, now);
     if (!state_.NeedsOthers(push)) Report(state_.untold.Take());
     return;
   }
@@ -188,6 +198,7 @@ void ShardCore::Decide(const StepSet& set, uint64_t dropped_samples) {
   if (state_.mode->WasDecided(set)) return;
   absl::StatusOr<Pushes> pushes = state_.pushes.Take(set);
   if (!pushes.ok()) return Fail(Message(pushes.status()));
+  state_.record.OnDecided(*pushes, state_.NeededOf(pushes->size()));
   state_.mode->Decided(set);
   if (set.makes_version) {
     state_.updater.SetDropped(dropped_samples);
@@ -257,10 +268,12 @@ void ShardCore::OnEnded(const Updater::Ended& ended) {
       for (const auto& push : version.pushes) state_.pushes.Release(*push);
     }
   } else {
+    const TimePoint now = options_.clock();
     for (const Updater::Version& version : update.versions) {
       Record(version.pushes);
+      state_.record.OnVersion(version, now);
       for (const HyperparameterTimeline::Change& change : state_.updater.TakeEffective(version)) OnChanged(change);
-      if (has_metrics_) Metric("apply", Updater::Update::Fields(version, options_.clock()));
+      if (has_metrics_) Metric("apply", Updater::Update::Fields(version, now));
     }
     const std::optional<float> told = state_.updater.told_learning_rate();
     const bool news = std::exchange(told_learning_rate_, told) != told && options_.shard == 0;  // Status shows it.
@@ -352,6 +365,7 @@ ShardReady ShardCore::Await(const void* session, const ShardRequest& request, bo
   const absl::Status room = state_.waiters.CheckRoom(wait);
   if (room.ok()) {
     state_.waiters.Park(std::move(wait));
+    state_.NoteClockWait(now);
   } else {
     Deliver(wait, Annotate(room, absl::StrCat("shard ", options_.shard)));
   }
@@ -360,6 +374,7 @@ ShardReady ShardCore::Await(const void* session, const ShardRequest& request, bo
 
 ShardReady ShardCore::Gone(const void* session) {
   for (Wait& wait : state_.waiters.Take(session)) Deliver(wait, absl::CancelledError("the caller disconnected"));
+  state_.NoteClockWait(options_.clock());
   return Take();
 }
 
@@ -369,12 +384,18 @@ void ShardCore::AnswerWaits() {
   if (!state_.job.Serving().ok()) state_.waiters.WakeAll();
   state_.waiters.AnswerAwake(state_.mode->step(),
                              [&](Wait& wait) { return Deliver(wait, state_.AnswerNow(wait, now)); });
+  state_.NoteClockWait(now);
 }
 
 bool ShardCore::Deliver(Wait& wait, ShardState::Answer answer) {
   if (!answer.has_value()) return false;
   state_.LetGo(streams_.Close(wait.session));
-  if (answer->ok()) (*answer)->waited = options_.clock() - wait.parked_at;
+  if (answer->ok()) {
+    const TimePoint now = options_.clock();
+    (*answer)->waited = now - wait.parked_at;
+    if ((*answer)->push.has_value()) state_.record.OnPushAnswered(wait.push_answered.value_or(now) - wait.parked_at);
+    if ((*answer)->weights.has_value()) state_.record.OnPullAnswered(now - wait.push_answered.value_or(wait.parked_at));
+  }
   actions_.emplace_back(AnswerClient{.client = std::move(wait.client), .answer = *std::move(answer)});
   return true;
 }
@@ -400,6 +421,13 @@ void ShardCore::Metric(const std::string& event, nlohmann::ordered_json fields) 
   if (has_metrics_) actions_.emplace_back(WriteMetric{.event = event, .fields = std::move(fields)});
 }
 
+void ShardCore::TellStatus(TimePoint now) {
+  told_status_at_ = now;
+  v1::ShardReport report;
+  *report.mutable_status() = state_.Status(now);
+  actions_.emplace_back(TellChief{std::move(report)});
+}
+
 ShardReady ShardCore::ReportFailure(const std::string& reason) {
   Fail(reason);
   return Take();
@@ -418,6 +446,9 @@ ShardReady ShardCore::Tick(TimePoint now) {
     Report(state_.untold.Take());
   }
   AnswerWaits();  // A member's pull may have waited for its older pins; their release notifies nobody.
+  state_.NoteWaits(now);
+  const bool tells = told_status_at_.has_value() && !state_.job.shut_down();
+  if (tells && now - *told_status_at_ >= kTellStatus) TellStatus(now);
   std::vector<Wait> expired = state_.waiters.TakeExpired(now);
   const std::string waiting_for = expired.empty() ? "" : state_.WaitingFor(now);
   for (Wait& wait : expired) Deliver(wait, state_.TimedOut(wait, waiting_for, now));

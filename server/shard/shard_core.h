@@ -121,7 +121,7 @@ class ShardCore {
   void SayHeld(TimePoint now);
   // Decides on pushes that a cut has held back.
   void Release(const std::vector<ShardCut::Push>& pushes);
-  void CompletePush(uint32_t rank);
+  void CompletePush(uint32_t rank, TimePoint now);
   // The push need not be measured, or its totals are known: it is decided on, unless a cut holds it back.
   void Admit(const Push& push);
   void DecideComplete(const Push& push);
@@ -148,6 +148,8 @@ class ShardCore {
   void BeginRestore();
   void Fail(const std::string& reason, bool not_finite = false);
   void Report(v1::ShardReport report);
+  // Tells the chief this shard's status, in a report of its own.
+  void TellStatus(TimePoint now);
   void Metric(const std::string& event, nlohmann::ordered_json fields);
   void AnswerWaits();
   // Answers the wait, if there is an answer; the wait is over then.
@@ -165,6 +167,7 @@ class ShardCore {
   // The chief knows of these.
   std::optional<float> told_learning_rate_;
   uint64_t told_version_ = 0;
+  std::optional<TimePoint> told_status_at_;  // Or began to run then.
   std::vector<ShardAction> actions_;
 };
 

@@ -1,6 +1,7 @@
 #include "server/shard/shard_state.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 
 #include <spdlog/spdlog.h>
@@ -288,6 +289,44 @@ Updater::Part ShardState::Speculate(const PushTable::Arrival& arrival) {
 
 // ---- What is waited for
 
+std::vector<uint32_t> ShardState::MissingRanks() const {
+  const std::vector<uint32_t> waits_for = mode->WaitsFor();
+  std::vector<uint32_t> missing;
+  std::copy_if(waits_for.begin(), waits_for.end(), std::back_inserter(missing),
+               [this](uint32_t rank) { return !pushes.HasComplete(rank); });
+  const size_t complete = mode->synchronous() ? pushes.complete(mode->step()) : waits_for.size() - missing.size();
+  return complete == 0 || mode->Enough(complete) ? std::vector<uint32_t>() : missing;
+}
+
+void ShardState::NoteWaits(TimePoint now) {
+  const bool asks = mode->coordinated() && job.running() && record.AsksForMissing(now);
+  record.OnMissing(asks ? MissingRanks() : std::vector<uint32_t>(), now);
+  NoteClockWait(now);
+}
+
+void ShardState::NoteClockWait(TimePoint now) {
+  const bool waits = waiters.for_clock() > 0 && job.running();
+  if (!waits && !record.clock_waits()) return;
+  record.OnClockWait(waits ? mode->WaitsFor() : std::vector<uint32_t>(), now);
+}
+
+size_t ShardState::NeededOf(size_t pushes_of_set) const {
+  if (mode->synchronous()) return pushes_of_set;
+  size_t needed = 1;
+  while (needed < pushes_of_set && !mode->Enough(needed)) ++needed;
+  return needed;
+}
+
+uint64_t ShardState::ClockGap() const {
+  std::optional<uint64_t> first, last;
+  for (const auto& [rank, step] : Progress()) {
+    if (job.IsDone(rank)) continue;
+    first = std::max(first.value_or(0), step.next_step);
+    last = std::min(last.value_or(UINT64_MAX), step.next_step);
+  }
+  return first.value_or(0) - last.value_or(0);
+}
+
 std::string ShardState::WaitingForRanks(TimePoint now) const {
   std::map<uint32_t, std::string> missing;
   size_t complete = 0;
@@ -354,6 +393,8 @@ v1::ShardStatusReply ShardState::Status(TimePoint now) const {
     status.set_slices(static_cast<uint32_t>(layout->slices()));
     status.set_bytes(layout->bytes());
     status.set_weight_buffer_bytes(parameters->bytes());
+    status.set_version_buffers(static_cast<uint32_t>(parameters->used_versions()));
+    status.set_version_buffers_max(static_cast<uint32_t>(parameters->max_versions()));
     status.set_position(updater.position());
     if (setup.optimizer != kLocal) status.set_learning_rate(updater.learning_rate());
   }
@@ -361,6 +402,7 @@ v1::ShardStatusReply ShardState::Status(TimePoint now) const {
   status.set_inflight_bytes_max(pushes.max_inflight_bytes());
   status.set_parked(static_cast<uint32_t>(waiters.size()));
   status.set_parked_others(static_cast<uint32_t>(waiters.others()));
+  status.set_parked_max(static_cast<uint32_t>(waiters.most(options.max_workers)));
   status.set_applied(pushes.told(v1::ANSWER_APPLIED));
   status.set_duplicate(pushes.told(v1::ANSWER_DUPLICATE));
   status.set_stale(pushes.told(v1::ANSWER_STALE));
@@ -370,8 +412,11 @@ v1::ShardStatusReply ShardState::Status(TimePoint now) const {
     dropped->set_rank(rank);
     dropped->set_pushes(refused.pushes);
     dropped->set_samples(refused.samples);
+    status.set_dropped_samples(status.dropped_samples() + refused.samples);
   }
   if (!waiters.empty() || updater.blocked_since().has_value()) status.set_waiting_for(WaitingFor(now));
+  status.set_clock_gap_steps(ClockGap());
+  record.Fill(now, options.unix_ms(), status);
   return status;
 }
 
@@ -438,6 +483,7 @@ ShardState::Answer ShardState::Tell(Wait& wait, v1::Answer answer, TimePoint now
   }
   wait.request.step = reply.next_step();
   wait.request.push.reset();
+  wait.push_answered = now;
   wait.deadline = now + wait.request.wait;
   return std::nullopt;
 }

@@ -20,6 +20,7 @@
 #include "server/shard/job_view.h"
 #include "server/shard/push_table.h"
 #include "server/shard/shard_cut.h"
+#include "server/shard/shard_record.h"
 #include "server/shard/waiters.h"
 
 namespace ps {
@@ -54,6 +55,7 @@ struct ShardState {
   ShardCut cut;
   Waiters waiters;
   StallReport stall;
+  ShardRecord record;
   // Null until the view in force has a layout.
   std::shared_ptr<const ShardLayout> layout;
   std::unique_ptr<Parameters> parameters;
@@ -178,6 +180,12 @@ struct ShardState {
   std::string WaitingFor(TimePoint now) const;
   // What the report to the chief tells of.
   StallReport::Situation Situation(TimePoint now) const;
+  // Looks at whom others wait for, for the record.
+  void NoteWaits(TimePoint now);
+  // The same where they wait for the slowest; to be called whenever that may have changed.
+  void NoteClockWait(TimePoint now);
+  // Of so many pushes that are decided on together, those that were enough for it.
+  size_t NeededOf(size_t pushes) const;
   // Why the job cannot go on, if the step in the making needs a push of a rank that is done.
   std::optional<std::string> NeedsDone() const;
 
@@ -201,6 +209,11 @@ struct ShardState {
   Answer Tell(Wait& wait, v1::Answer answer, TimePoint now);
   // How far the members have come, counted by pushes that are complete.
   CutSteps Progress() const;
+  // The ranks whose push of the step in the making is not complete; none if no push of it is, or if those that are
+  // make it.
+  std::vector<uint32_t> MissingRanks() const;
+  // How far ahead of the last member the first one is, of those that are not done and have pushed.
+  uint64_t ClockGap() const;
   // Names the ranks whose push of the step in the making is not complete.
   std::string WaitingForRanks(TimePoint now) const;
 };

@@ -28,6 +28,8 @@ size_t Waiters::SizeOf(const Owner& owner) const {
   return waits == waits_.end() ? 0 : waits->second.size();
 }
 
+size_t Waiters::most(size_t members) const { return max_others_ + kParkedOfAMember * members; }
+
 size_t Waiters::size() const {
   size_t size = 0;
   for (const auto& [owner, waits] : waits_) size += waits.size();
@@ -47,6 +49,7 @@ void Waiters::Park(Wait wait) {
   const Owner owner = OwnerOf(wait);
   if (StaysAwake(wait)) awake_.insert(owner);
   earliest_ = std::min(earliest_, wait.deadline);
+  for_clock_ += wait.for_clock ? 1 : 0;
   waits_[owner].push_back(std::move(wait));
 }
 
@@ -67,6 +70,7 @@ std::vector<Wait> Waiters::TakeWhere(const std::function<bool(const Wait&)>& tak
     for (auto wait = waits.begin(); wait != waits.end();) {
       const auto next = std::next(wait);
       if (taken(*wait)) {
+        for_clock_ -= wait->for_clock ? 1 : 0;
         found.push_back(std::move(*wait));
         waits.erase(wait);
       }

@@ -90,6 +90,7 @@ struct Wait {
   std::shared_ptr<ShardClient> client;
   bool for_clock = false;  // It waits for weights until ranks that are behind have come further (Mode::MayRead).
   TimePoint parked_at;
+  std::optional<TimePoint> push_answered;  // Its push was, and it waits for weights.
   TimePoint deadline;
 };
 
@@ -120,7 +121,12 @@ class Waiters {
     if (std::exchange(clock_, clock) != clock) WakeAll();
     for (auto owner = awake_.begin(); owner != awake_.end();) {
       std::list<Wait>& waits = waits_[*owner];
-      waits.remove_if(try_answer);
+      waits.remove_if([&](Wait& wait) {
+        for_clock_ -= wait.for_clock ? 1 : 0;
+        const bool over = try_answer(wait);
+        for_clock_ += !over && wait.for_clock ? 1 : 0;
+        return over;
+      });
       const bool stays = std::any_of(waits.begin(), waits.end(), StaysAwake);
       if (waits.empty()) waits_.erase(*owner);
       owner = stays ? std::next(owner) : awake_.erase(owner);
@@ -131,6 +137,10 @@ class Waiters {
   size_t size() const;
   // The number of waits of callers that are not members.
   size_t others() const { return SizeOf(kOthers); }
+  // So many wait for the mode's clock.
+  size_t for_clock() const { return for_clock_; }
+  // No more than so many wait at once, in a job of so many members.
+  size_t most(size_t members) const;
 
  private:
   using Owner = std::pair<uint32_t, uint64_t>;  // Rank and incarnation.
@@ -146,6 +156,7 @@ class Waiters {
   std::set<Owner> awake_;                   // All of whom StaysAwake, and whoever was woken.
   TimePoint earliest_ = TimePoint::max();   // No wait has a deadline before it.
   uint64_t clock_ = 0;
+  size_t for_clock_ = 0;
 };
 
 // What an update has been waiting for, told to the chief if it takes long: ranks that have not pushed, or readers that

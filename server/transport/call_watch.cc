@@ -175,9 +175,11 @@ absl::Status CallRouter::RefusalOf(const std::string& path) const {
 
 grpc::ServerGenericBidiReactor* CallRouter::CreateReactor(grpc::GenericCallbackServerContext* context) {
   const auto maker = makers_.find(context->method());
-  if (maker == makers_.end()) return new Refused(RefusalOf(context->method()));
-  const absl::StatusOr<grpc::ServerGenericBidiReactor*> call = maker->second(*context);
-  return call.ok() ? *call : new Refused(call.status());
+  const absl::StatusOr<grpc::ServerGenericBidiReactor*> call =
+      maker == makers_.end() ? RefusalOf(context->method()) : maker->second(*context);
+  if (call.ok()) return *call;
+  watch_.counts().AddEnded(call.status());
+  return new Refused(call.status());
 }
 
 }  // namespace ps

@@ -25,6 +25,7 @@
 #include "common/clock.h"
 #include "common/status.h"
 #include "common/sync.h"
+#include "server/transport/call_counts.h"
 
 namespace ps {
 
@@ -74,6 +75,9 @@ class CallWatch {
 
   size_t open_calls() const;
 
+  // What the calls carry, and how they end: each counts for itself.
+  CallCounts& counts() { return counts_; }
+
  private:
   struct Call {
     std::string peer;
@@ -98,6 +102,7 @@ class CallWatch {
   Call* Find(const void* call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const CallLimits limits_;
+  CallCounts counts_;
   mutable Mutex mutex_;
   std::map<const void*, Call> calls_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -180,7 +180,8 @@ void Follower::WriteNext() {
     again_.pop_front();
   } else if (std::optional<v1::ShardReport> next = queue_.Take(); next.has_value()) {
     report = *std::move(next);
-    end_.Add(&report);
+    // A status is not sent again: a later one says more.
+    report.has_status() ? end_.Tell(&report) : end_.Add(&report);
   } else if (end_.MustTell()) {
     end_.Tell(&report);
   } else {
@@ -344,6 +345,10 @@ std::optional<grpc::ByteBuffer> UpdateQueue::Take() {
 
 absl::Status ReportQueue::Add(const v1::ShardReport& report) {
   Check(!report.has_registration(), "a registration is the first report of its stream, and nothing is merged into it");
+  if (report.has_status()) {
+    status_ = report;
+    return absl::OkStatus();
+  }
   if (!waiting_.has_value()) waiting_ = v1::ShardReport();
   const size_t pushes = static_cast<size_t>(waiting_->complete_size()) + static_cast<size_t>(report.complete_size());
   if (pushes > kMaxPushes || norms_.size() + static_cast<size_t>(report.norms_size()) > kMaxPushes) {
@@ -369,7 +374,7 @@ absl::Status ReportQueue::Add(const v1::ShardReport& report) {
 }
 
 std::optional<v1::ShardReport> ReportQueue::Take() {
-  if (!waiting_.has_value()) return std::nullopt;
+  if (!waiting_.has_value()) return std::exchange(status_, std::nullopt);
   v1::ShardReport report = *waiting_;
   size_t bytes = 0;
   while (!norms_.empty()) {

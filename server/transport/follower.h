@@ -58,7 +58,7 @@ class UpdateQueue {
 
 // A shard's reports, merged into one: it has the newest state, every push that is complete and every sum of squares, in
 // order, the first reason to fail, and what was last said of a cut. Sums that are too many for one report follow in
-// more.
+// more. The shard's status is a report of its own, which comes after those: of several that wait, the newest.
 class ReportQueue {
  public:
   // At most so many pushes, and so many rounds of norms, wait, so that a report stays below kMaxReportBytes. No shard
@@ -75,6 +75,7 @@ class ReportQueue {
  private:
   std::optional<v1::ShardReport> waiting_;  // But for sums.
   std::deque<v1::NormSums> norms_;          // They wait only with waiting_.
+  std::optional<v1::ShardReport> status_;
 };
 
 // Thread-safe once started; Start and Stop are its owner's, and not for the callbacks.

@@ -246,10 +246,15 @@ bool GrpcDataService::IsHere(const std::string& peer) {
 
 v1::ShardStatusReply GrpcDataService::Status(TimePoint now) const {
   v1::ShardStatusReply status = shard_.Status(now);
+  Describe(status);
+  return status;
+}
+
+void GrpcDataService::Describe(v1::ShardStatusReply& status) const {
   const size_t open = router_.open_calls();
   status.set_open_calls(static_cast<uint32_t>(open));
   status.set_receive_buffer_bytes_max(open * window_bytes_);
-  return status;
+  router_.watch().counts().Describe(status);
 }
 
 }  // namespace ps

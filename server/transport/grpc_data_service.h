@@ -26,6 +26,8 @@ class GrpcDataService {
 
   // The shard at a glance, with the calls that are open.
   v1::ShardStatusReply Status(TimePoint now) const;
+  // Adds to the shard's status what only its transport knows: open calls, bytes by link, refused calls.
+  void Describe(v1::ShardStatusReply& status) const;
 
  private:
   static constexpr size_t kMostPeers = 4096;  // That are remembered.

@@ -48,6 +48,7 @@ absl::StatusOr<bool> LocalLink::Serve() {
     if (!message.has_value() && peer_ended_) return absl::CancelledError("the member has ended the link");
     if (!message.has_value()) return any;
     bytes += message->size();
+    counts_.AddReceived(LinkKind::kSharedMemory, message->size());
     PS_RETURN_IF_ERROR(OnMessage(*message));
   }
   return any;
@@ -215,14 +216,17 @@ absl::StatusOr<std::vector<ReceivedSlice>> LocalLink::SlicesIn(Call& call, const
   }
   if (request.slices().empty()) return slices;
   PS_ASSIGN_OR_RETURN(const std::shared_ptr<SharedMemory> memory, MemoryOf(request.memory(), model_->bytes()));
+  size_t read_bytes = 0;
   for (const uint32_t index : request.slices()) {
     PS_RETURN_IF_ERROR(sends(index));
     const ModelMemory::Place place = model_->slice(all[index]);
+    read_bytes += place.positions + place.values;
     const Piece bytes = Piece(memory->bytes()).subspan(place.begin, place.positions + place.values);
     slices.push_back({.index = index, .payload = Payload::Changeable(bytes.subspan(place.positions), memory)});
     slices.back().payload.set_type(place.type);
     if (place.sparse()) slices.back().payload.set_positions({bytes.first(place.positions)});
   }
+  counts_.AddReceived(LinkKind::kSharedMemory, read_bytes);
   return slices;
 }
 
@@ -284,14 +288,18 @@ void LocalLink::Answer(const Call& call, absl::StatusOr<ShardAnswer> answer) {
   if (found == calls_.end() || found->second.get() != &call) return;  // It is answered, or the link has ended.
   ended = std::move(found->second);
   calls_.erase(found);
+  counts_.AddEnded(answer.status());
   absl::Status sent;
   if (answer.ok() && answer->weights.has_value()) {
     const absl::StatusOr<uint32_t> number = Tell(answer->weights->memory());
     sent = number.status();
     if (number.ok()) message.set_memory(*number);
+    counts_.AddSent(LinkKind::kSharedMemory, answer->weights->weights().size_bytes());
     pins_[call.number] = {.pin = *std::move(answer->weights)};
   }
-  if (sent.ok()) sent = channel_->Send(message.SerializeAsString());
+  const std::string text = message.SerializeAsString();
+  counts_.AddSent(LinkKind::kSharedMemory, text.size());
+  if (sent.ok()) sent = channel_->Send(text);
   if (!sent.ok()) channel_->Close();
 }
 

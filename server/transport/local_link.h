@@ -18,6 +18,7 @@
 #include "common/sync.h"
 #include "ps/v1/local.pb.h"
 #include "server/shard/push_pull_session.h"
+#include "server/transport/call_counts.h"
 
 namespace ps {
 
@@ -33,9 +34,9 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
  public:
   using Admit = std::function<absl::Status(const v1::Identity& id)>;
 
-  // The shard outlives it. `wakes` wakes the service's thread.
-  LocalLink(Shard& shard, LocalSocket socket, std::shared_ptr<const FileDescriptor> wakes)
-      : shard_(shard), wakes_(std::move(wakes)), socket_(std::move(socket)) {}
+  // The shard and the counts outlive it. `wakes` wakes the service's thread.
+  LocalLink(Shard& shard, CallCounts& counts, LocalSocket socket, std::shared_ptr<const FileDescriptor> wakes)
+      : shard_(shard), counts_(counts), wakes_(std::move(wakes)), socket_(std::move(socket)) {}
 
   // ---- For the service's thread
 
@@ -89,6 +90,7 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   absl::StatusOr<uint32_t> Tell(const SharedMemory& memory) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Shard& shard_;
+  CallCounts& counts_;
   const std::shared_ptr<const FileDescriptor> wakes_;
   std::atomic<bool> busy_ = false;  // The pool is at a message of this link.
   // The service's thread uses these.

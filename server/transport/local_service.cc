@@ -44,7 +44,8 @@ absl::Status LocalService::CheckSupported() {
   return Annotate(tried.status(), "--shared_memory");
 }
 
-absl::StatusOr<std::unique_ptr<LocalService>> LocalService::Start(Shard& shard, const std::string& path) {
+absl::StatusOr<std::unique_ptr<LocalService>> LocalService::Start(Shard& shard, CallCounts& counts,
+                                                                  const std::string& path) {
   std::unique_ptr<UnixLock> path_lock;
   std::string at;  // Absolute, since workers have other working folders.
   if (!path.empty()) {
@@ -60,14 +61,15 @@ absl::StatusOr<std::unique_ptr<LocalService>> LocalService::Start(Shard& shard, 
   if (!Watch(poll, listener.descriptor(), EPOLLIN, kListener) || !Watch(poll, wakes.get(), EPOLLIN | EPOLLET, kBell)) {
     return ResourceExhausted("--shared_memory: epoll_ctl: ", std::strerror(errno));
   }
-  return std::unique_ptr<LocalService>(new LocalService(shard, std::move(path_lock), std::move(listener),
+  return std::unique_ptr<LocalService>(new LocalService(shard, counts, std::move(path_lock), std::move(listener),
                                                         std::move(poll),
                                                         std::make_shared<const FileDescriptor>(std::move(wakes))));
 }
 
-LocalService::LocalService(Shard& shard, std::unique_ptr<UnixLock> path_lock, LocalListener listener,
-                           FileDescriptor poll, std::shared_ptr<const FileDescriptor> wakes)
+LocalService::LocalService(Shard& shard, CallCounts& counts, std::unique_ptr<UnixLock> path_lock,
+                           LocalListener listener, FileDescriptor poll, std::shared_ptr<const FileDescriptor> wakes)
     : shard_(shard),
+      counts_(counts),
       path_lock_(std::move(path_lock)),
       listener_(std::move(listener)),
       poll_(std::move(poll)),
@@ -184,7 +186,7 @@ void LocalService::Add(LocalSocket socket) {
   if (!Watch(poll_, socket.descriptor(), EPOLLIN | EPOLLRDHUP | EPOLLET, number)) {
     return Warn(absl::StrCat("epoll_ctl: ", std::strerror(errno)));
   }
-  callers_[number] = {.link = std::make_shared<LocalLink>(shard_, std::move(socket), wakes_),
+  callers_[number] = {.link = std::make_shared<LocalLink>(shard_, counts_, std::move(socket), wakes_),
                       .greets_until = Now() + kGreeting};
   ++strangers_;
 }

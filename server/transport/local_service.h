@@ -27,8 +27,9 @@ class LocalService {
  public:
   // OK if this system has what it takes; else the error names the flag.
   static absl::Status CheckSupported();
-  // Listens at the path, or, if it is empty, at a new name. Errors name the flag. The shard outlives it.
-  static absl::StatusOr<std::unique_ptr<LocalService>> Start(Shard& shard, const std::string& path);
+  // Listens at the path, or, if it is empty, at a new name. Errors name the flag. The shard and the
+  // counts outlive it.
+  static absl::StatusOr<std::unique_ptr<LocalService>> Start(Shard& shard, CallCounts& counts, const std::string& path);
   // Ends all links.
   ~LocalService();
 
@@ -48,8 +49,8 @@ class LocalService {
   };
   using Callers = std::map<uint64_t, Caller>;  // By a number, which grows.
 
-  LocalService(Shard& shard, std::unique_ptr<UnixLock> path_lock, LocalListener listener, FileDescriptor poll,
-               std::shared_ptr<const FileDescriptor> wakes);
+  LocalService(Shard& shard, CallCounts& counts, std::unique_ptr<UnixLock> path_lock, LocalListener listener,
+               FileDescriptor poll, std::shared_ptr<const FileDescriptor> wakes);
 
   // ---- The thread's
   void Run();
@@ -73,6 +74,7 @@ class LocalService {
   absl::Status Admit(const v1::Identity& id, Caller& caller);
 
   Shard& shard_;
+  CallCounts& counts_;
   const std::unique_ptr<UnixLock> path_lock_;  // Where it listens at a path; outlives the socket.
   LocalListener listener_;
 

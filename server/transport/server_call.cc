@@ -26,6 +26,7 @@ void ServerCall::StartReading(size_t max_bytes, bool in_time) {
 void ServerCall::OnReadDone(bool ok) {
   watch_.Received(this);
   if (!ok) return OnMessagesEnd();
+  watch_.counts().AddReceived(link_, incoming_.Length());
   if (incoming_.Length() > max_bytes_) {
     return End(InvalidArgument("a request of ", incoming_.Length(), " bytes; at most ", max_bytes_, " are allowed"));
   }
@@ -42,6 +43,7 @@ void ServerCall::Write(const grpc::ByteBuffer& message) {
   Check(!writing_, "a call writes one message at a time");
   writing_ = true;
   outgoing_ = message;
+  watch_.counts().AddSent(link_, outgoing_.Length());
   watch_.Sending(this, outgoing_.Length(), Now());
   StartWrite(&outgoing_);
 }
@@ -68,6 +70,7 @@ void ServerCall::Answer(const grpc::ByteBuffer& message) {
     if (std::exchange(ended_, true)) return;
     Check(!writing_, "a call writes one message at a time");
     outgoing_ = message;
+    watch_.counts().AddSent(link_, outgoing_.Length());
     watch_.Ending(this, outgoing_.Length(), Now());
   }
   // The call's own memory until OnDone.
@@ -78,6 +81,7 @@ void ServerCall::End(const absl::Status& status) {
   {
     MutexLock lock(mutex_);
     if (std::exchange(ended_, true)) return;
+    watch_.counts().AddEnded(status);
     watch_.Ending(this, 0, Now());
   }
   Finish(ToGrpc(status));

@@ -29,7 +29,8 @@ namespace ps {
 class ServerCall : public grpc::ServerGenericBidiReactor, public SelfOwned<ServerCall> {
  public:
   // Both outlive the call; the context is gRPC's, and lives until OnDone.
-  ServerCall(CallWatch& watch, const grpc::GenericCallbackServerContext& context) : watch_(watch), context_(context) {}
+  ServerCall(CallWatch& watch, const grpc::GenericCallbackServerContext& context)
+      : watch_(watch), context_(context), link_(LinkOfPeer(context.peer())) {}
 
   // RESOURCE_EXHAUSTED: too many calls are open, and this one has not begun. Else gRPC's last reaction frees it.
   absl::Status Begin();
@@ -83,6 +84,7 @@ class ServerCall : public grpc::ServerGenericBidiReactor, public SelfOwned<Serve
 
   CallWatch& watch_;
   const grpc::GenericCallbackServerContext& context_;
+  const LinkKind link_;
   grpc::ByteBuffer incoming_;  // While it is read, gRPC's; then the reaction's.
   size_t max_bytes_ = 0;       // The message that is read has so many at most.
   std::atomic<bool> gone_ = false;

@@ -17,7 +17,7 @@
 namespace ps {
 
 // Accepts one worker, as rank 0 of one, into a job on itself as the only shard (which it does not serve).
-class FakeChief final : public v1::Chief::Service {
+class FakeChief : public v1::Chief::Service {
  public:
   // What each call is answered with; `earlier` is the number of such calls before it. Set them before the first call.
   using Answer = std::function<absl::Status(int earlier)>;
@@ -49,12 +49,17 @@ class FakeChief final : public v1::Chief::Service {
   std::vector<v1::DoneRequest> dones() { return Copy(dones_); }
   std::vector<v1::TakeRunRequest> takes() { return Copy(takes_); }
   std::vector<v1::ReduceRequest> reductions() { return Copy(reductions_); }
-  std::vector<uint64_t> heartbeat_steps() { return Copy(heartbeat_steps_); }
+  std::vector<v1::HeartbeatRequest> heartbeats() { return Copy(heartbeats_); }
+  std::vector<uint64_t> heartbeat_steps() {
+    std::vector<uint64_t> steps;
+    for (const v1::HeartbeatRequest& each : heartbeats()) steps.push_back(each.step());
+    return steps;
+  }
   // Waits until there have been so many. False if they do not come.
   bool AwaitHeartbeats(size_t count) {
     const TimePoint deadline = Now() + std::chrono::minutes(2);
     MutexLock lock(mutex_);
-    while (heartbeat_steps_.size() < count) {
+    while (heartbeats_.size() < count) {
       if (!changed_.WaitUntil(mutex_, deadline)) return false;
     }
     return true;
@@ -89,7 +94,7 @@ class FakeChief final : public v1::Chief::Service {
   }
   grpc::Status Heartbeat(grpc::ServerContext* /*context*/, const v1::HeartbeatRequest* request,
                          v1::HeartbeatReply* reply) override {
-    return ToGrpc(on_heartbeat(Record(heartbeat_steps_, request->step()), *reply));
+    return ToGrpc(on_heartbeat(Record(heartbeats_, *request), *reply));
   }
 
  private:
@@ -113,7 +118,7 @@ class FakeChief final : public v1::Chief::Service {
   std::vector<v1::DoneRequest> dones_;
   std::vector<v1::TakeRunRequest> takes_;
   std::vector<v1::ReduceRequest> reductions_;
-  std::vector<uint64_t> heartbeat_steps_;
+  std::vector<v1::HeartbeatRequest> heartbeats_;
   TestServer server_ = TestServer(*this);  // Last: its calls use the above.
 };
 

@@ -68,6 +68,8 @@ grpc::Status FakeJob::ChiefService::Heartbeat(grpc::ServerContext* /*context*/, 
   reply->set_phase(job_.weights_.empty() ? v1::PHASE_GATHERING : v1::PHASE_RUNNING);
   reply->set_lead(true);
   reply->set_initialise(job_.weights_.empty());
+  reply->set_takes_reports(job_.options_.takes_reports);
+  if (request->has_report()) job_.reports_.push_back(request->report());
   return ToGrpc(job_.EnterAs(request->id(), "Heartbeat"));
 }
 
@@ -76,6 +78,7 @@ grpc::Status FakeJob::ChiefService::Watch(grpc::ServerContext* /*context*/, cons
   MutexLock lock(job_.mutex_);
   v1::HeartbeatReply state;
   state.set_lead(true);
+  state.set_takes_reports(job_.options_.takes_reports);
   for (;;) {
     state.set_phase(!job_.failure_.empty()  ? v1::PHASE_FAILED
                     : job_.weights_.empty() ? v1::PHASE_GATHERING

@@ -32,7 +32,8 @@ class FakeJob {
     int refused_inits = 0;
     std::string mode = "bsp";
     bool begins_empty = false;  // A worker that joins once there are weights begins with an empty contribution;
-    int behind = 0;             // so many of these come before the server knows that others are at their step.
+    bool takes_reports = false;
+    int behind = 0;  // so many of these come before the server knows that others are at their step.
     Options() {
       policy.set_empty_contributions(true);
       policy.set_exact_versions(true);
@@ -112,6 +113,11 @@ class FakeJob {
   std::vector<uint64_t> applied() {
     MutexLock lock(mutex_);
     return applied_;
+  }
+  // What the worker said of its training, one after the other.
+  std::vector<v1::WorkerReport> reports() {
+    MutexLock lock(mutex_);
+    return reports_;
   }
   int initialisations() {
     MutexLock lock(mutex_);
@@ -206,6 +212,7 @@ class FakeJob {
   Weights checkpoint_ ABSL_GUARDED_BY(mutex_);  // Empty: there is none.
   size_t slices_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<v1::JoinRequest> joins_ ABSL_GUARDED_BY(mutex_);
+  std::vector<v1::WorkerReport> reports_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> applied_ ABSL_GUARDED_BY(mutex_);
   int initialisations_ ABSL_GUARDED_BY(mutex_) = 0;
   int refused_inits_ ABSL_GUARDED_BY(mutex_) = 0;

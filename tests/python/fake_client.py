@@ -417,6 +417,10 @@ class FakeClient:
         self.layout = list(layout)
         self.closed = False
         self.busy_with: list[str] = []
+        self.reports: list[dict[str, Any]] = []  # What it was told for whoever watches the job.
+        self.evaluations: list[dict[str, Any]] = []
+        self.device = ""
+        self.expected_steps = 0
         self.stopped = False
         zeros = {kind: [np.zeros(spec.shape, np.float32) for spec in layout] for kind in ("weights", "gradients")}
         self.buffers: dict[str, list[np.ndarray]] = zeros
@@ -558,6 +562,20 @@ class FakeClient:
 
     def set_busy(self, what: str) -> None:
         self.busy_with.append(what)
+
+    def report_step(self, samples: int, loss: float | None = None, **told: Any) -> None:
+        self.reports.append({"samples": samples, "loss": loss, **told})
+
+    def report_evaluation(
+        self, split: str, loss: float | None = None, accuracy: float | None = None, **told: int
+    ) -> None:
+        self.evaluations.append({"split": split, "loss": loss, "accuracy": accuracy, **told})
+
+    def report_device(self, device: str) -> None:
+        self.device = device
+
+    def expects_steps(self, steps: int) -> None:
+        self.expected_steps = steps
 
     def done(self, counts_as_empty: bool = False) -> None:
         server = self.server

@@ -343,6 +343,16 @@ def test_what_servers_are_started_with() -> None:
     assert "--metrics_file=runs.d/m.1.jsonl" in second
 
 
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [("127.0.0.1:8080", "127.0.0.1:8082"), ("[::1]:8080", "[::1]:8082"), ("localhost:0", "localhost:0"), ("x", "x")],
+)
+def test_each_server_has_its_page_on_a_port_of_its_own(given: str, taken: str) -> None:
+    flags = {"http_listen": given}
+    assert f"--http_listen={taken}" in server_flags(2, 3, 1, flags, chief="127.0.0.1:7")
+    assert f"--http_listen={given}" in server_flags(0, 3, 1, flags, chief=None)
+
+
 # ---- Failures
 
 

@@ -273,6 +273,12 @@ def test_flags_of_each_models_servers() -> None:
     }  # fmt: skip
 
 
+def test_pages_of_each_models_servers_are_on_ports_of_their_own() -> None:
+    flags = {"http_listen": "127.0.0.1:8080", "d.http_listen": "127.0.0.1:9000"}
+    assert _models.flags_of("g", flags, servers_before=4) == {"http_listen": "127.0.0.1:8084"}
+    assert _models.flags_of("d", flags, servers_before=2) == {"http_listen": "127.0.0.1:9000"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

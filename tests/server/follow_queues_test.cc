@@ -76,6 +76,25 @@ TEST_CASE("Reports that wait become one, with the newest state and every complet
   CHECK_FALSE(queue.Take().has_value());
 }
 
+TEST_CASE("A shard's status leaves after its other reports, in one of its own, and of several only the newest") {
+  ReportQueue queue;
+  v1::ShardReport status;
+  for (uint64_t updates = 1; updates <= 3; ++updates) {
+    status.mutable_status()->set_updates(updates);
+    REQUIRE(queue.Add(status).ok());
+    if (updates == 2) REQUIRE(queue.Add(Complete(3, 0, 7)).ok());
+  }
+  const auto report = queue.Take();
+  REQUIRE(report.has_value());
+  CHECK(report->acknowledged_view() == 3);
+  CHECK(report->complete_size() == 1);
+  CHECK_FALSE(report->has_status());
+  const auto last = queue.Take();
+  REQUIRE(last.has_value());
+  CHECK(last->status().updates() == 3);
+  CHECK_FALSE(queue.Take().has_value());
+}
+
 TEST_CASE("No complete push is lost to the limit of reports: one more is an error") {
   ReportQueue queue;
   for (int push = 0; push < ReportQueue::kMaxPushes; ++push) {

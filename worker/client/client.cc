@@ -17,6 +17,7 @@
 #include "worker/client/heartbeats.h"
 #include "worker/client/join.h"
 #include "worker/client/refused_runs.h"
+#include "worker/client/slow_steps.h"
 #include "worker/client/timer.h"
 #include "worker/link/pulled_state.h"
 #include "worker/link/shard_links.h"
@@ -133,6 +134,9 @@ class ClientImpl final : public Client {
   absl::StatusOr<Reduced> Reduce(const std::string& name, Reduction operation, std::span<const double> values) override;
   absl::Status CountLocalStep() override;
   void SetBusy(const std::string& what) override { heartbeats_->SetBusy(what); }
+  void ReportStep(const StepReport& step) override;
+  void ReportEvaluation(const EvaluationReport& evaluation) override { heartbeats_->AddEvaluation(evaluation); }
+  void ReportDevice(const std::string& device) override { heartbeats_->SetDevice(device); }
   absl::Status Done(bool counts_as_empty) override;
   absl::Status Leave(const std::string& reason) override;
   absl::StatusOr<HashedWeights> WeightsHash() override;
@@ -217,6 +221,7 @@ class ClientImpl final : public Client {
   std::vector<std::weak_ptr<RetryingExchange>> running_ ABSL_GUARDED_BY(mutex_);
   // Made with the first push of each kind that needs them.
   std::map<PushContribution, std::shared_ptr<Residuals>> residuals_ ABSL_GUARDED_BY(mutex_);
+  SlowSteps slow_steps_ ABSL_GUARDED_BY(mutex_);
   GradientMemory gradients_ = GradientMemory(context_->plan.layout());
 
   Mutex mutex_;
@@ -334,6 +339,7 @@ absl::Status ClientImpl::SetUpLinks(const Layout& layout) {
   context_->on_notice = options_.on_notice;
   context_->on_not_finite = [this] { found_not_finite_ = true; };
   context_->on_fenced = [this](uint64_t running) { OnFenced(running); };
+  context_->on_pushed = [this](uint64_t step, uint32_t samples) { heartbeats_->AddPush(step, samples); };
   if (options_.sender_thread) context_->sender = std::make_unique<TaskThread>("sender", TaskThread::AtEnd::kDoesTasks);
   return LinkAgain();
 }
@@ -357,18 +363,21 @@ void ClientImpl::StartThreads() {
   // A stream does not say which generation runs; the answer to a heartbeat does.
   const auto ask = [this] { heartbeats_->BeatNow(); };
   const auto on_watch_refused = [this, ask](const absl::Status& status) { IsFenced(status) ? ask() : Fail(status); };
-  watch_ = std::make_unique<ChiefWatch>(
-      chief_.stub(), timer_, joined_as_.id(),
-      ChiefCallbacks{.on_state = [this](const v1::HeartbeatReply& state) { OnState(state); },
-                     .on_refused = on_watch_refused,
-                     .on_closed = ask});
+  watch_ = std::make_unique<ChiefWatch>(chief_.stub(), timer_, joined_as_.id(),
+                                        ChiefCallbacks{.on_state =
+                                                           [this](const v1::HeartbeatReply& state) {
+                                                             if (state.takes_reports()) heartbeats_->TakesReports(true);
+                                                             OnState(state);
+                                                           },
+                                                       .on_refused = on_watch_refused,
+                                                       .on_closed = ask});
   // The state on the stream is at least as new.
   const auto on_beat = [this](const v1::HeartbeatReply& state) {
     if (JobIsOver(state) || !watch_->open()) OnState(state);
   };
-  heartbeats_ = std::make_unique<Heartbeats>(chief_.stub(), timer_, joined_as_.id(),
-                                             std::chrono::milliseconds(joined_as_.lease_ms()),
-                                             ChiefCallbacks{.on_state = on_beat, .on_refused = on_refused});
+  heartbeats_ = std::make_unique<Heartbeats>(
+      chief_.stub(), timer_, joined_as_.id(), std::chrono::milliseconds(joined_as_.lease_ms()),
+      ChiefCallbacks{.on_state = on_beat, .on_refused = on_refused}, context_->traffic);
   heartbeats_->SetStep(start_step());
   watch_->Start();
   heartbeats_->Start();
@@ -665,6 +674,19 @@ void ClientImpl::OnRefused(const absl::Status& status) {
   Fail(status);
 }
 
+void ClientImpl::ReportStep(const StepReport& step) {
+  using std::chrono::system_clock;
+  const auto unix_ms = std::chrono::duration_cast<std::chrono::milliseconds>(system_clock::now().time_since_epoch());
+  heartbeats_->AddStep(step, static_cast<uint64_t>(unix_ms.count()));
+  std::optional<std::string> slow;
+  {
+    MutexLock lock(mutex_);
+    slow = slow_steps_.Add(step, timer_.now());
+  }
+  // Not here: whoever is told may take its time.
+  if (slow.has_value()) timer_.At(timer_.now(), [this, text = *std::move(slow)] { Notice(text); });
+}
+
 absl::Status ClientImpl::CountLocalStep() {
   heartbeats_->CountLocalStep();
   MutexLock lock(mutex_);
@@ -786,6 +808,7 @@ absl::Status ClientImpl::Done(bool counts_as_empty) {
   v1::DoneRequest request;
   *request.mutable_id() = joined_as_.id();
   request.set_counts_as_empty(counts_as_empty);
+  heartbeats_->ReportNow();
   request.set_wait_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.notice_every)));
   for (;;) {
     v1::DoneReply reply;
@@ -808,7 +831,7 @@ absl::Status ClientImpl::Leave(const std::string& reason) {
   if (rolled_back_) return Ended(absl::UnknownError(""));  // Nobody knows this member any more.
   left_ = true;
   // The last one has ended: it would find the rank gone.
-  if (heartbeats_ != nullptr) heartbeats_->Stop();
+  if (heartbeats_ != nullptr) heartbeats_->StopAfterReport();
   v1::LeaveRequest request;
   *request.mutable_id() = joined_as_.id();
   request.set_reason(reason);

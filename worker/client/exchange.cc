@@ -145,6 +145,7 @@ CallRequest RetryingExchange::MakeCallRequest(uint32_t shard, TimePoint now) {
   const double bytes = static_cast<double>(context_->plan.shard_elements(shard)) * sizeof(float) * tensors;
   call.timeout = wait + kCallMargin + SlowestTime(bytes);
   // What comes of a version in the making may be forgotten, so it does not go with what is kept of another.
+  call.traffic = context_->traffic;
   call.stream = call.kind == CallKind::kPushPull && exact() && context_->pulled == nullptr;
   if (ReceivesSlices(call.kind) && !request_.float32) call.pulled = context_->pulled.get();
   call.view = request_.view;
@@ -238,7 +239,11 @@ void RetryingExchange::OnAnswer(uint32_t shard, const ShardReply& reply) {
   shards_[shard].reply = reply;
   if (reply.answer == PushAnswer::kApplied || reply.answer == PushAnswer::kDuplicate) CommitResiduals(shard);
   const bool all = std::all_of(shards_.begin(), shards_.end(), [](const auto& each) { return each.reply.has_value(); });
-  if (all) End(absl::OkStatus());
+  if (!all) return;
+  if (context_->on_pushed && request_.pushes() && !PullsOnly() && told_samples_ > 0) {
+    context_->on_pushed(request_.push.step, told_samples_);
+  }
+  End(absl::OkStatus());
 }
 
 absl::Status RetryingExchange::CheckReply(uint32_t shard, const ShardReply& reply) const {

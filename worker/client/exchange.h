@@ -45,6 +45,9 @@ struct ExchangeContext {
   std::function<void(uint64_t generation)> on_fenced;
   // A gradient is not finite, which ends its exchange. Never blocks, and does not call the exchange either.
   std::function<void()> on_not_finite;
+  // Unless empty: a push of so many samples, more than none, was answered. As the one before.
+  std::function<void(uint64_t step, uint32_t samples)> on_pushed;
+  std::shared_ptr<Traffic> traffic = std::make_shared<Traffic>();
   std::unique_ptr<TaskThread> sender;  // Looks at gradients and passes them on; null: whoever says they are ready.
 };
 

@@ -1,9 +1,10 @@
-// The heartbeats that renew a member's lease and tell the chief which step it is at.
+// The heartbeats that renew a member's lease, and tell the chief which step it is at and how its training gets on.
 #pragma once
 
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -11,6 +12,8 @@
 #include "ps/v1/ps.grpc.pb.h"
 #include "ps/v1/ps.pb.h"
 #include "worker/client/timer.h"
+#include "worker/client/training_report.h"
+#include "worker/link/traffic.h"
 
 namespace ps {
 
@@ -34,9 +37,9 @@ inline bool JobIsOver(const v1::HeartbeatReply& state) {
 // Thread-safe. Must not end before the timer was stopped.
 class Heartbeats {
  public:
-  // Stub and timer must outlive it. The callbacks are called from threads of gRPC.
+  // Stub and timer must outlive it. The callbacks are called from threads of gRPC. Reports tell of `traffic`, if any.
   Heartbeats(v1::Chief::Stub& chief, Timer& timer, v1::Identity id, std::chrono::nanoseconds lease,
-             ChiefCallbacks callbacks);
+             ChiefCallbacks callbacks, std::shared_ptr<const Traffic> traffic = nullptr);
 
   // One every third of the lease from now on, until Stop, a refusal, or the job's end.
   void Start();
@@ -44,6 +47,9 @@ class Heartbeats {
   void BeatNow();
   // No heartbeat begins any more; returns when the last one has ended, which its deadline makes certain.
   void Stop();
+  // The same, but what the chief has not been told of the training it is told first, if that takes no longer than two
+  // seconds.
+  void StopAfterReport();
 
   // Returns when no heartbeat is under way, and what was answered has been dealt with.
   void AwaitAnswer();
@@ -55,17 +61,35 @@ class Heartbeats {
   // The next heartbeat tells it (HeartbeatRequest.busy_with).
   void SetBusy(const std::string& what);
 
+  // The chief takes reports, or takes none. As long as it takes them, and there is news, a heartbeat with a report
+  // follows the one before after a second. Heartbeats' own answers need not be told.
+  void TakesReports(bool takes);
+  // What reports tell of. None of these waits.
+  void AddStep(const StepReport& step, uint64_t unix_ms);
+  void AddPush(uint64_t step, uint32_t samples);
+  void AddEvaluation(const EvaluationReport& evaluation);
+  void SetDevice(const std::string& device);
+  // The news is told now, if there is any, though the last report may be less than a second ago.
+  void ReportNow();
+
  private:
   struct Beat;
   void Schedule(TimePoint when) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Send(uint64_t turn);
-  void OnEnd(const grpc::Status& status, const v1::HeartbeatReply& reply);
+  bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return takes_reports_ && report_.has_news(); }
+  // There may be news: its report is due.
+  void ScheduleReport() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Send(uint64_t turn, std::chrono::nanoseconds longest);
+  void AddReport(v1::HeartbeatRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnEnd(const grpc::Status& status, const Beat& beat);
+  // Whether the report of a heartbeat that has ended was told, and what was not told meanwhile.
+  void ReportEnded(const grpc::Status& status, const Beat& beat) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   v1::Chief::Stub& chief_;
   Timer& timer_;
   const v1::Identity id_;
   const std::chrono::nanoseconds lease_;
   const ChiefCallbacks callbacks_;
+  const std::shared_ptr<const Traffic> traffic_;
 
   Mutex mutex_;
   CondVar ended_;
@@ -75,7 +99,12 @@ class Heartbeats {
   uint64_t turn_ ABSL_GUARDED_BY(mutex_) = 0;  // Numbers the heartbeat that is scheduled: one at a time is.
   bool sending_ ABSL_GUARDED_BY(mutex_) = false;
   bool again_ ABSL_GUARDED_BY(mutex_) = false;  // At once, when the one under way has ended.
+  bool started_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  TimePoint next_at_ ABSL_GUARDED_BY(mutex_);  // When the one that is scheduled begins.
+  TrainingReport report_ ABSL_GUARDED_BY(mutex_);
+  bool takes_reports_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<TimePoint> reported_at_ ABSL_GUARDED_BY(mutex_);  // When the last report was sent.
 };
 
 // The stream that a member keeps open to the chief: it breaks when the member dies, so the chief notices at once, and

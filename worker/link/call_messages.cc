@@ -213,6 +213,7 @@ grpc::ByteBuffer OutgoingMessages::Next() {
     AddState(info, &init);
     queue_.pop_front();
   }
+  payload_bytes_ += bytes;
   if (request_.kind != CallKind::kInit) return EncodeSlices(PushHeader(), std::move(slices));
   *init.mutable_id() = id_;
   return EncodeSlices(init, std::move(slices));

@@ -49,6 +49,8 @@ class OutgoingMessages {
   void Add(const std::vector<uint32_t>& slices) { queue_.insert(queue_.end(), slices.begin(), slices.end()); }
   bool empty() const { return queue_.empty(); }
   void Clear() { queue_.clear(); }
+  // The bytes of slices, and of their state, in the messages so far.
+  uint64_t payload_bytes() const { return payload_bytes_; }
   // The next message of a push, or of initial values, with as many of the slices as it takes; perhaps none. It refers
   // to memory of the request, which it holds (memory_in_use).
   grpc::ByteBuffer Next();
@@ -66,6 +68,7 @@ class OutgoingMessages {
   const std::optional<uint64_t> base_;
   const size_t message_bytes_;
   std::deque<uint32_t> queue_;
+  uint64_t payload_bytes_ = 0;
 };
 
 // How a slice of a weight's gradient, or difference, becomes what a push sends of it, where that is not the floats as

@@ -6,6 +6,7 @@
 
 #include <grpcpp/client_context.h>
 #include <grpcpp/generic/generic_stub.h>
+#include "absl/strings/match.h"
 #include "common/codec.h"
 #include "common/endpoint.h"
 #include "common/grpc_call.h"
@@ -30,6 +31,12 @@ const char* MethodPath(CallKind kind) {
   return "/ps.v1.Shard/PushPull";
 }
 
+uint64_t PayloadBytes(const std::vector<ReceivedSlice>& slices) {
+  uint64_t bytes = 0;
+  for (const ReceivedSlice& slice : slices) bytes += slice.payload.wire_bytes();
+  return bytes;
+}
+
 // Constant.
 struct Target {
   std::shared_ptr<grpc::Channel> channel;
@@ -38,6 +45,7 @@ struct Target {
   const SlicePlan& plan;
   v1::Identity id;
   size_t message_bytes;
+  Traffic::Link link;  // What the address is of.
 };
 
 class GrpcShardCall final : public ShardCall,
@@ -174,7 +182,9 @@ void GrpcShardCall::WriteNext() {
     StartWritesDone();
     return EndWrites();
   }
+  const uint64_t before = messages_.payload_bytes();
   outgoing_ = messages_.Next();
+  if (request_.traffic != nullptr) request_.traffic->CountSent(target_.link, messages_.payload_bytes() - before);
   wrote_ = true;
   if (messages_.empty() && last_) {
     StartWriteLast(&outgoing_, grpc::WriteOptions());
@@ -231,6 +241,7 @@ absl::Status GrpcShardCall::OnMessage() {
   }
   v1::PullReply pull;
   PS_ASSIGN_OR_RETURN(std::vector<ReceivedSlice> slices, DecodeSlices(received_, &pull));
+  if (request_.traffic != nullptr) request_.traffic->CountReceived(target_.link, PayloadBytes(slices));
   for (ReceivedSlice& slice : slices) {
     if (slice.payload.has_positions()) PS_RETURN_IF_ERROR(slice.payload.Unpack());
   }
@@ -346,12 +357,14 @@ std::unique_ptr<ShardLink> MakeGrpcShardLink(std::shared_ptr<grpc::Channel> chan
                                              uint32_t shard, const SlicePlan& plan, v1::Identity id,
                                              const PushFormat& pushes) {
   const size_t message_bytes = MessageBytes(plan, shard, address, pushes);
+  const Traffic::Link link = absl::StartsWith(address, "unix:") ? Traffic::Link::kUnix : Traffic::Link::kTcp;
   return std::make_unique<GrpcShardLink>(Target{.channel = std::move(channel),
                                                 .address = std::move(address),
                                                 .shard = shard,
                                                 .plan = plan,
                                                 .id = std::move(id),
-                                                .message_bytes = message_bytes});
+                                                .message_bytes = message_bytes,
+                                                .link = link});
 }
 
 }  // namespace ps

@@ -38,6 +38,9 @@ class LocalShardCall final : public ShardCall, public LocalCall, public std::ena
 
  private:
   void SendReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What is ready is given to the server to read.
+  void CountSent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CountReceived(const std::vector<uint32_t>& slices) const;
   absl::Status CheckWeights(const SharedMemory& weights) const;
   // That a reply brings.
   std::vector<uint32_t> SlicesOfReply() const;
@@ -94,6 +97,7 @@ void LocalShardCall::SendReady() {
   uint32_t memory = 0;
   if (!std::all_of(ready_.begin(), ready_.end(), is_absent)) memory = connection_->Tell(request_.shared->memory());
   size_t next = 0;
+  CountSent();
   do {
     const size_t count = std::min(kMostSlices, ready_.size() - next);
     v1::LocalRequest request;
@@ -114,6 +118,27 @@ void LocalShardCall::SendReady() {
   ready_.clear();
   ready_bytes_ = 0;
   moved_at_ = Now().time_since_epoch().count();
+}
+
+void LocalShardCall::CountSent() {
+  if (request_.traffic == nullptr || request_.shared == nullptr) return;
+  uint64_t bytes = 0;
+  for (const uint32_t index : ready_) {
+    const SliceInfo& slice = connection_->target().plan->slices()[index];
+    if (request_.absent(slice)) continue;
+    const ModelMemory::Place place = request_.shared->model().slice(slice);
+    bytes += place.positions + place.values;
+  }
+  request_.traffic->CountSent(Traffic::Link::kSharedMemory, bytes);
+}
+
+void LocalShardCall::CountReceived(const std::vector<uint32_t>& slices) const {
+  if (request_.traffic == nullptr) return;
+  uint64_t bytes = 0;
+  for (const uint32_t index : slices) {
+    bytes += static_cast<uint64_t>(connection_->target().plan->slices()[index].bytes());
+  }
+  request_.traffic->CountReceived(Traffic::Link::kSharedMemory, bytes);
 }
 
 absl::Status LocalShardCall::CheckWeights(const SharedMemory& weights) const {
@@ -189,6 +214,7 @@ void LocalShardCall::OnReply(const v1::LocalReply& reply, const std::shared_ptr<
   if (status.ok() && weights != nullptr) {
     const std::vector<uint32_t> slices = SlicesOfReply();
     reply_.slices = slices.size();
+    CountReceived(slices);
     if (request_.view) {
       reply_.view = ViewOf(weights, pin);
     } else {

@@ -23,6 +23,7 @@
 #include "ps/client.h"
 #include "worker/link/pulled_weights.h"
 #include "worker/link/tensor_memory.h"
+#include "worker/link/traffic.h"
 
 namespace ps {
 
@@ -82,6 +83,8 @@ struct CallRequest {
   // link's threads, or within TakeReplies, one at a time for each call, and never after the call's end.
   std::function<bool(uint32_t slice)> wants_slice;
   std::function<void(uint32_t slice)> on_slice;
+  // Unless null: counts what the call sends and receives.
+  std::shared_ptr<Traffic> traffic;
   // Released when the call has ended and nothing reads `out` or writes `in` for it any more. That can be later than the
   // call's end: unsent bytes may still be in a connection's buffers. Released from any thread, also during Send or
   // Cancel.

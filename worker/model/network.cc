@@ -264,12 +264,15 @@ absl::StatusOr<StepResult> Network::TrainStep(const Batch& batch, const StepHook
   PS_RETURN_IF_ERROR(ComputeLoss(batch, /*gradient=*/true));
   PS_RETURN_IF_ERROR(backend_.CopyToHost(loss_.get(), host_loss_.get(), sizeof(LossSums)));
   PS_RETURN_IF_ERROR(Call(hooks.before_backward, hooks_s));
+  result.began = began;
+  result.turned = Now();
   PS_RETURN_IF_ERROR(backend_.RecordEvent(kTurned));
   PS_RETURN_IF_ERROR(backend_.unified() ? BackwardAtOnce(batch, hooks) : BackwardQueued(batch, hooks));
   PS_RETURN_IF_ERROR(backend_.RecordEvent(kEnded));
   PS_RETURN_IF_ERROR(backend_.Synchronize());
   PS_ASSIGN_OR_RETURN(const double backward, backend_.SecondsBetween(kTurned, kEnded));
-  const double total = std::max(0.0, Seconds(Now() - began) - hooks_s);
+  result.ended = Now();
+  const double total = std::max(0.0, Seconds(result.ended - began) - hooks_s);
   result.loss = reinterpret_cast<const LossSums*>(host_loss_.get())->loss / static_cast<double>(batch.size);
   result.backward_s = std::clamp(backward, 0.0, total);
   result.forward_s = total - result.backward_s;

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/clock.h"
 #include "worker/model/backend.h"
 #include "worker/model/device.h"
 #include "worker/model/options.h"
@@ -45,6 +46,12 @@ struct StepResult {
   double forward_s = 0;
   double backward_s = 0;
   double idle_s = 0;  // That who trains added (worker/train/pace.h).
+  // When it was, for traces: the forward pass with the hooks in it, then the backward pass; none of an empty batch.
+  TimePoint began = {};
+  TimePoint turned = {};
+  TimePoint ended = {};
+  TimePoint update_began = {};  // The worker's own optimizer step, whose seconds are among backward_s.
+  double update_s = 0;
 };
 
 // Memory of the host for a network's tensors: a block for each, in the layout's order, as AllocateHost of the backend

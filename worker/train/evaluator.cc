@@ -41,8 +41,9 @@ void EvaluationRhythm::Pass(int64_t batches_done) {
 }
 
 absl::StatusOr<std::unique_ptr<Evaluator>> Evaluator::Create(const DataSplits& data, Backend& backend, Network& network,
-                                                             MetricsWriter& metrics) {
-  std::unique_ptr<Evaluator> evaluator(new Evaluator(network, metrics, data.scaling.squared_error_unit()));
+                                                             MetricsWriter& metrics, OnEvaluated on_evaluated) {
+  std::unique_ptr<Evaluator> evaluator(
+      new Evaluator(network, metrics, std::move(on_evaluated), data.scaling.squared_error_unit()));
   const auto make = [&](const Dataset& split, std::unique_ptr<Batches>& batches) {
     if (split.size() == 0) return absl::OkStatus();
     PS_ASSIGN_OR_RETURN(batches, Batches::Create(split, backend, std::min(kBatch, split.size())));
@@ -96,6 +97,7 @@ absl::StatusOr<Evaluation> Evaluator::Evaluate(Batches& split, const std::string
     absl::StrAppendFormat(&line, ", accuracy %.2f %%", 100.0 * *found.accuracy);
   }
   metrics_.Write("eval", fields);
+  if (on_evaluated_) on_evaluated_(name, mark, found);
   spdlog::info("{}", line);
   return found;
 }
@@ -196,7 +198,8 @@ absl::Status EvaluationThread::Evaluate(Copy& copy) {
   if (evaluator_ == nullptr) {
     PS_ASSIGN_OR_RETURN(backend_, CreateBackend(context_.device, context_.rank));
     PS_ASSIGN_OR_RETURN(network_, Network::Create(context_.model, *backend_, Evaluator::kBatch));
-    PS_ASSIGN_OR_RETURN(evaluator_, Evaluator::Create(context_.data, *backend_, *network_, context_.metrics));
+    PS_ASSIGN_OR_RETURN(
+        evaluator_, Evaluator::Create(context_.data, *backend_, *network_, context_.metrics, context_.on_evaluated));
   }
   if (copy.weights.empty()) return absl::OkStatus();
   if (!std::exchange(keeps_samples_, true)) PS_RETURN_IF_ERROR(evaluator_->KeepSamples());

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -57,6 +59,10 @@ struct Evaluation {
   std::optional<double> accuracy;  // In [0, 1]; none for regression.
 };
 
+// Is told what was found of the weights of `mark` on a split, for whoever watches the job; must not wait. Called by the
+// backend's thread.
+using OnEvaluated = std::function<void(const std::string& split, const Mark& mark, const Evaluation& found)>;
+
 // Used by the backend's thread.
 class Evaluator {
  public:
@@ -66,7 +72,7 @@ class Evaluator {
   // Allocates what a batch of the test split, and of the validation split if there is one, takes. Backend, network and
   // metrics must outlive it.
   static absl::StatusOr<std::unique_ptr<Evaluator>> Create(const DataSplits& data, Backend& backend, Network& network,
-                                                           MetricsWriter& metrics);
+                                                           MetricsWriter& metrics, OnEvaluated on_evaluated = {});
 
   // Does for each split what Batches::KeepSamples does.
   absl::Status KeepSamples();
@@ -77,12 +83,13 @@ class Evaluator {
   absl::StatusOr<Evaluation> Validation(const Mark& mark);
 
  private:
-  Evaluator(Network& network, MetricsWriter& metrics, double loss_unit)
-      : network_(network), metrics_(metrics), loss_unit_(loss_unit) {}
+  Evaluator(Network& network, MetricsWriter& metrics, OnEvaluated on_evaluated, double loss_unit)
+      : network_(network), metrics_(metrics), on_evaluated_(std::move(on_evaluated)), loss_unit_(loss_unit) {}
   absl::StatusOr<Evaluation> Evaluate(Batches& split, const std::string& name, const Mark& mark);
 
   Network& network_;
   MetricsWriter& metrics_;
+  const OnEvaluated on_evaluated_;
   const double loss_unit_;
   std::unique_ptr<Batches> test_;
   std::unique_ptr<Batches> validation_;  // Null if there is no validation split.
@@ -114,6 +121,7 @@ class EvaluationThread {
     // Every copy is evaluated on the validation split, too, and the best one (BestWeights) is what is tested at the
     // end.
     bool keeps_best = false;
+    OnEvaluated on_evaluated = {};  // May be empty.
   };
 
   // What training ends with.

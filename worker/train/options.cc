@@ -55,13 +55,13 @@ void CheckFiles(const WorkerOptions& options, Problems& problems) {
                  "--predict=", options.predict, ": is also the --init_weights");
   for (const auto& [flag, path] :
        {std::pair("--save_weights", options.save_weights), std::pair("--init_weights", options.init_weights),
-        std::pair("--predict", options.predict)}) {
+        std::pair("--trace_file", options.trace_file), std::pair("--predict", options.predict)}) {
     problems.Check(!SamePath(path, options.metrics_file), flag, "=", path, ": is also the --metrics_file");
   }
   const std::vector<std::string> data = NamedFiles(options.data);
   for (const auto& [flag, path] :
        {std::pair("--save_weights", options.save_weights), std::pair("--metrics_file", options.metrics_file),
-        std::pair("--predict", options.predict)}) {
+        std::pair("--trace_file", options.trace_file), std::pair("--predict", options.predict)}) {
     const auto is_path = [&path = path](const std::string& file) { return SamePath(path, file); };
     problems.Check(std::none_of(data.begin(), data.end(), is_path), flag, "=", path,
                    ": is also a file of the --dataset");

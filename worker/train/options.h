@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "common/flag_parser.h"
+#include "common/trace.h"
 #include "ps/client.h"
 #include "worker/data/load.h"
 #include "worker/model/device.h"
@@ -46,6 +47,9 @@ struct WorkerOptions {
   bool overlap = true;
   DeviceOptions device;
   std::string metrics_file;
+  std::string tensorboard_dir;  // Each rank has a folder of its own there.
+  std::string trace_file;
+  TracedSteps traced_steps;
   PaceOptions pace;            // The experiment_ flags, and the next.
   int64_t delayed_pushes = 0;  // --experiment_staleness.
   int64_t warm_up_steps = 0;   // Left out of StepTotals. No flag: for benchmarks.

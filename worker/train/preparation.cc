@@ -139,6 +139,7 @@ void TellOtherData(const DataSplits& data, const InitialWeights& weights) {
 absl::StatusOr<Preparation> Prepare(const WorkerOptions& options) {
   Preparation made;
   PS_ASSIGN_OR_RETURN(made.metrics, MetricsWriter::Open(options.metrics_file, "rank"));
+  PS_ASSIGN_OR_RETURN(made.records, TrainingRecords::Open(options));
   if (!options.save_weights.empty()) PS_RETURN_IF_ERROR(CheckWritable("save_weights", options.save_weights));
   if (!options.predict.empty()) PS_RETURN_IF_ERROR(CheckWritable("predict", options.predict));
   PS_ASSIGN_OR_RETURN(made.layout, WithFactors(ModelLayout(options.model), options.param_groups, options.decay_biases));

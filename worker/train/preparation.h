@@ -12,14 +12,16 @@
 #include "ps/data_summary.h"
 #include "worker/train/initial_weights.h"
 #include "worker/train/options.h"
+#include "worker/train/training_records.h"
 
 namespace ps {
 
 struct Preparation {
-  std::unique_ptr<MetricsWriter> metrics;  // Not begun.
-  Layout layout;                           // The model's, with the factors of its groups.
-  InitialWeights initial;                  // The weights of --init_weights; without it they are empty.
-  ModelOptions model;                      // The options', and what they leave to the file of --init_weights.
+  std::unique_ptr<MetricsWriter> metrics;    // Not begun.
+  std::unique_ptr<TrainingRecords> records;  // Not begun.
+  Layout layout;                             // The model's, with the factors of its groups.
+  InitialWeights initial;                    // The weights of --init_weights; without it they are empty.
+  ModelOptions model;                        // The options', and what they leave to the file of --init_weights.
   // With --data=own nothing but the scaling's kind is here until the other workers' data are known: what was read is in
   // the next, and `summary` is what they are told of it.
   DataSplits data;

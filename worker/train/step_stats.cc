@@ -1,11 +1,13 @@
 #include "worker/train/step_stats.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include <spdlog/spdlog.h>
 #include <nlohmann/json.hpp>
 #include "absl/strings/str_format.h"
+#include "worker/train/training_records.h"
 
 namespace ps {
 namespace {
@@ -92,7 +94,11 @@ StepTotals& StepTotals::operator+=(const StepTotals& more) {
 void StepStats::Add(const StepRecord& step, TimePoint now) {
   const ExchangeTimes times = Exposed(step.exchanged, step.exposed_s);
   metrics_.Write("step", Fields(step, times));
+  if (records_ != nullptr) {
+    records_->OnStep(step, {.push_s = times.push_s, .wait_s = times.wait_s, .pull_s = times.pull_s}, now);
+  }
   progress_.Step(step.batch + 1, step.computed.loss, step.samples, now);
+  if (reports_.tell) Report({.push_s = times.push_s, .wait_s = times.wait_s, .pull_s = times.pull_s}, step, now);
   if (step.batch < warm_up_steps_) return;
   totals_.samples += step.samples;
   totals_.forward_s += step.computed.forward_s;
@@ -104,6 +110,22 @@ void StepStats::Add(const StepRecord& step, TimePoint now) {
   if (std::find(answers.begin(), answers.end(), PushAnswer::kStale) == answers.end()) return;
   ++totals_.dropped_pushes;
   totals_.dropped_samples += step.push.samples;
+}
+
+void StepStats::Report(StepReport report, const StepRecord& step, TimePoint now) {
+  report.step = step.push.step;
+  report.samples = step.samples;
+  if (step.samples > 0) report.loss = step.computed.loss;
+  report.forward_s = step.computed.forward_s;
+  report.backward_s = step.computed.backward_s;
+  // Where an exchange goes on during the next batch, that batch has begun already: so the rest is what is left of all
+  // the time until now.
+  reported_s_ += report.forward_s + report.backward_s + report.push_s + report.wait_s + report.pull_s;
+  report.other_s = std::max(0.0, Seconds(now - began_) - reported_s_);
+  reported_s_ += report.other_s;
+  const double left = std::max(0.0, static_cast<double>(total_batches_ - step.batch) * reports_.steps_per_batch);
+  report.all_steps = step.push.step + static_cast<uint64_t>(std::ceil(left - 1e-9));
+  reports_.tell(report);
 }
 
 void StepStats::AddTime(int64_t batch, double seconds) {

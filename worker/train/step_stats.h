@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <utility>
 
 #include "common/clock.h"
 #include "common/metrics.h"
@@ -58,28 +60,52 @@ struct StepRecord {
   double exposed_s = 0;
 };
 
+class TrainingRecords;  // training_records.h
+
+// Who else is told of each batch, for whoever watches the job.
+struct StepReports {
+  std::function<void(const StepReport&)> tell;  // Must not wait. Empty: nobody.
+  double steps_per_batch = 1;                   // The worker's own, of the batches that are left in the job.
+};
+
 // Used by one thread.
 class StepStats {
  public:
   // Training begins now with batch `first_batch`; the first `warm_up_steps` batches are left out of the totals.
   // `metrics` must outlive it.
-  StepStats(MetricsWriter& metrics, int64_t first_batch, int64_t total_batches, int64_t warm_up_steps, TimePoint now)
-      : metrics_(metrics), warm_up_steps_(warm_up_steps), progress_(first_batch, total_batches, now) {}
+  StepStats(MetricsWriter& metrics, int64_t first_batch, int64_t total_batches, int64_t warm_up_steps, TimePoint now,
+            StepReports reports = {})
+      : metrics_(metrics),
+        warm_up_steps_(warm_up_steps),
+        total_batches_(total_batches),
+        reports_(std::move(reports)),
+        began_(now),
+        progress_(first_batch, total_batches, now) {}
 
   // Writes the batch's `step` line, in which push_s, wait_s and pull_s are what of them was not hidden; logs the
-  // progress now and then; adds the batch to the totals. The line has `batch` where steps are local, and `answer` where
-  // not all shards have applied the push: a word, or one for each shard if they differ.
+  // progress now and then; adds the batch to the totals; tells who wants reports. The line has `batch` where steps are
+  // local, and `answer` where not all shards have applied the push: a word, or one for each shard if they differ.
   void Add(const StepRecord& step, TimePoint now);
   // Adds to train_s what the training loop spent on a batch. It is more than its phases: there are hooks and metrics.
   void AddTime(int64_t batch, double seconds);
 
+  // From now on each batch is recorded there, too, which outlives this.
+  void RecordIn(TrainingRecords& records) { records_ = &records; }
+
   const StepTotals& totals() const { return totals_; }
 
  private:
+  void Report(StepReport report, const StepRecord& step, TimePoint now);
+
   MetricsWriter& metrics_;
   const int64_t warm_up_steps_;
+  const int64_t total_batches_;
+  const StepReports reports_;
+  const TimePoint began_;
+  double reported_s_ = 0;  // Of the time since then, reports have said what became of so much.
   Progress progress_;
   StepTotals totals_;
+  TrainingRecords* records_ = nullptr;
 };
 
 }  // namespace ps

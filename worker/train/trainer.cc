@@ -74,7 +74,22 @@ absl::Status Trainer::JoinJob(const ClientOptions& options) {
   PS_ASSIGN_OR_RETURN(client_, Client::Join(options, prepared_.layout));
   result_.rank = client_->rank();
   prepared_.metrics->set_number(result_.rank);
+  PS_RETURN_IF_ERROR(prepared_.records->Begin(result_.rank, options_.client.job));
+  const MutexLock lock(told_mutex_);
+  told_ = client_.get();
   return absl::OkStatus();
+}
+
+void Trainer::TellEvaluation(const std::string& split, const Mark& mark, const Evaluation& found) {
+  const MutexLock lock(told_mutex_);
+  if (told_ == nullptr) return;
+  told_->ReportEvaluation(
+      {.split = split, .step = mark.step, .version = mark.version, .loss = found.loss, .accuracy = found.accuracy});
+}
+
+void Trainer::TellNobody() {
+  const MutexLock lock(told_mutex_);
+  told_ = nullptr;
 }
 
 absl::Status Trainer::TrainGeneration(const nlohmann::ordered_json& flags) {
@@ -140,6 +155,7 @@ absl::Status Trainer::JoinAgain(const absl::Status& why) {
   result_.end_status = absl::OkStatus();
   last_step_ = exchanges_.has_value() ? exchanges_->step() : 0;
   dropped_samples_ = steps_ == nullptr ? 0 : steps_->open_samples();
+  TellNobody();
   client_.reset();  // Nothing uses the memory of the others any more.
   steps_.reset();
   feed_.reset();
@@ -179,6 +195,7 @@ absl::Status Trainer::Start() {
   // A job that can be rolled back may have to begin anew.
   if (client_->server_timeout() == absl::ZeroDuration()) initial = {};
   exchanges_.emplace(*client_, std::move(started), waiting_);
+  exchanges_->RecordIn(prepared_.records->trace());
   if (exchanges_->step() > client_->start_step()) {
     feed_->SkipTo(static_cast<uint64_t>(FirstBatch(client_->policy(), exchanges_->step(), source_->batches_per_epoch(),
                                                    source_->total_batches(), {}, origin_)));
@@ -201,6 +218,7 @@ void Trainer::TellJoinedAgain() {
                                         {"version", exchanges_->version()}});
     return;
   }
+  prepared_.records->OnRolledBack(exchanges_->step());
   spdlog::warn("generation {}: rolled back to step {} (version {}); going on", client_->generation(),
                exchanges_->step(), client_->restored_version());
   prepared_.metrics->Write(
@@ -212,7 +230,8 @@ absl::Status Trainer::Train() {
   PS_RETURN_IF_ERROR(feed_->Prefetch());
   const int64_t first = feed_->next_place();
   const int64_t total = source_->total_batches();
-  stats_.emplace(*prepared_.metrics, first, total, options_.warm_up_steps, Now());
+  stats_.emplace(*prepared_.metrics, first, total, options_.warm_up_steps, Now(), Reports());
+  stats_->RecordIn(*prepared_.records);
   pace_.emplace(options_.pace, options_.seed, client_->rank(), stop_.get_token());
   PS_ASSIGN_OR_RETURN(steps_, MakeSteps({.client = *client_,
                                          .exchanges = *exchanges_,
@@ -240,6 +259,14 @@ absl::Status Trainer::Train() {
         steps_->open_samples());
   }
   return absl::OkStatus();
+}
+
+// Of runs that are handed out a worker takes its part, on the average.
+StepReports Trainer::Reports() const {
+  const std::optional<LocalSteps>& local = client_->policy().local_steps;
+  const double own = source_->own_batches_per_epoch() / static_cast<double>(source_->batches_per_epoch());
+  return {.tell = [client = client_.get()](const StepReport& step) { client->ReportStep(step); },
+          .steps_per_batch = own / (local.has_value() ? std::max(1U, local->steps) : 1U)};
 }
 
 // Runs that are handed out may have to come back from others.
@@ -368,6 +395,7 @@ absl::Status Trainer::SetUp() {
   }
   spdlog::info("rank {} of {} as {}, {} mode, {}", client_->rank(), client_->num_workers(), client_->name(),
                client_->mode(), backend_->name());
+  client_->ReportDevice(prepared_.device.device);
   PS_RETURN_IF_ERROR(client_->hands_out_runs() ? MakeSourceOfRuns() : MakeSourceOfShare());
   PS_ASSIGN_OR_RETURN(const NetworkMemory memory, MemoryOfClient());
   PS_ASSIGN_OR_RETURN(network_, Network::Create(options_.model, *backend_, source_->batch_size(), memory));
@@ -443,12 +471,18 @@ absl::Status Trainer::MakeBatches() {
   PS_ASSIGN_OR_RETURN(train_batches_, Batches::Create(train, *backend_, std::min(source_->batch_size(), train.size())));
   feed_ = std::make_unique<BatchFeed>(*source_, *train_batches_);
   if (evaluation_ == nullptr) {
-    PS_ASSIGN_OR_RETURN(evaluation_, EvaluationThread::Create({.data = prepared_.data,
-                                                               .model = options_.model,
-                                                               .device = prepared_.device,
-                                                               .rank = client_->rank(),
-                                                               .metrics = *prepared_.metrics,
-                                                               .keeps_best = !options_.keep_best.empty()}));
+    PS_ASSIGN_OR_RETURN(
+        evaluation_, EvaluationThread::Create(
+                         {.data = prepared_.data,
+                          .model = options_.model,
+                          .device = prepared_.device,
+                          .rank = client_->rank(),
+                          .metrics = *prepared_.metrics,
+                          .keeps_best = !options_.keep_best.empty(),
+                          .on_evaluated = [this](const std::string& split, const Mark& mark, const Evaluation& found) {
+                            TellEvaluation(split, mark, found);
+                            prepared_.records->OnEvaluated(split, mark, found);
+                          }}));
     if (!backend_->unified()) PS_RETURN_IF_ERROR(evaluation_->SetUp());
   }
   return train_batches_->KeepSamples();

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/sync.h"
 #include "ps/client.h"
 #include "worker/model/network.h"
 #include "worker/train/batches.h"
@@ -44,6 +45,7 @@ struct TrainingResult {
 class Trainer {
  public:
   explicit Trainer(const WorkerOptions& options) : options_(options) {}
+  ~Trainer() { TellNobody(); }
 
   // Trains from joining to leaving. INVALID_ARGUMENT naming all that is wrong with the options (ValidateWorkerOptions)
   // before anything else is done. Errors name the flag, file, tensor or server. `flags` go into the `start` event.
@@ -57,6 +59,9 @@ class Trainer {
 
  private:
   absl::Status JoinJob(const ClientOptions& options);
+  // Evaluations are told to the present client, until TellNobody. Thread-safe.
+  void TellEvaluation(const std::string& split, const Mark& mark, const Evaluation& found);
+  void TellNobody();
   // From the join, until the worker has left, or its generation of the job is over.
   absl::Status TrainGeneration(const nlohmann::ordered_json& flags);
   bool ComesBack(const absl::Status& status) const;
@@ -79,6 +84,8 @@ class Trainer {
   void TellJoinedAgain();
 
   absl::Status Train();
+  // Each batch is told to the client, for whoever watches the job.
+  StepReports Reports() const;
   absl::StatusOr<std::optional<TrainingBatch>> NextTrainingBatch();
   // One batch, and a copy of the weights where an evaluation is due.
   absl::Status TrainBatch(const TrainingBatch& batch, EvaluationRhythm& rhythm);
@@ -112,6 +119,8 @@ class Trainer {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Batches> train_batches_;
   std::unique_ptr<Network> network_;
+  Mutex told_mutex_;
+  Client* told_ ABSL_GUARDED_BY(told_mutex_) = nullptr;  // The client that evaluations are told to.
   std::unique_ptr<EvaluationThread> evaluation_;
   std::unique_ptr<Client> client_;
   std::unique_ptr<BatchSource> source_;

@@ -219,12 +219,22 @@ class NodeOptimizer(WrappingOptimizer):
         if self._inner is not None:
             self._inner.set_samples(samples)
 
-    def record(self, **values: float) -> None:
+    def report(
+        self,
+        loss: float | torch.Tensor | None = None,
+        accuracy: float | torch.Tensor | None = None,
+        split: str | None = None,
+    ) -> None:
+        """As of DistributedOptimizer; what process 0 says counts."""
+        if self._inner is not None:
+            self._inner.report(loss, accuracy, split)
+
+    def record(self, **values: float | torch.Tensor) -> None:
         """As of DistributedOptimizer; what process 0 says counts."""
         if self._inner is not None:
             self._inner.record(**values)
 
-    def evaluated(self, split: str = "test", **values: float) -> None:
+    def evaluated(self, split: str = "test", **values: float | torch.Tensor) -> None:
         """As of DistributedOptimizer; what process 0 says counts."""
         if self._inner is not None:
             self._inner.evaluated(split, **values)

@@ -20,6 +20,7 @@ from psgrad.torch import life
 from psgrad.torch.groups import Groups, LearningRate, OwnGroups
 from psgrad.torch.local import LocalTraining, local_steps
 from psgrad.torch.records import Records
+from psgrad.torch.reports import Reports
 from psgrad.torch.state import ServersState, in_torchs_form, to_give
 from psgrad.torch.steps import Progress, PushGradients, Steps, Unused, WentBack
 from psgrad.torch.tensors import Buffers, Entry, Memory, entries_of, shortened
@@ -358,6 +359,8 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
         self._learning_rate = LearningRate(groups, rate)
         path = os.environ.get("PS_METRICS_FILE") or None if metrics_file is None else os.fspath(metrics_file)
         self._records = Records(path, client, told, append=running)
+        self._reports = Reports(client)
+        client.report_device(str(self._entries[0].tensor.device))
         if given is not None and running:
             log.warning(
                 "rank %d: the optimizer's state (momentum and the like) that this worker has is not used: the job runs "
@@ -543,6 +546,10 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
         """Whoever feeds the loop says that its batches go back as the steps do. psgrad.data.Batches calls it."""
         self._data_rewinds = True
 
+    def expects_steps(self, steps: int) -> None:
+        """This worker is done after so many steps, as far as it knows. psgrad.data.Batches says it."""
+        self._client.expects_steps(steps)
+
     def _await_step(self) -> None:
         """Nothing is known of the coming step."""
         self._progress.samples = self._samples
@@ -554,7 +561,9 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
         began = self._steps.began
         first = began if self._step_ended < began < entered else self._step_ended
         forward_s, backward_s = first - self._step_ended, entered - first
-        self._records.step(step, self._progress.version, samples, result, (forward_s, backward_s, now - entered))
+        times = (forward_s, backward_s, now - entered)
+        self._records.step(step, self._progress.version, samples, result, times)
+        self._reports.step(step, samples, result, times)
         self._step_ended = now
 
     def set_samples(self, samples: int) -> None:
@@ -698,13 +707,49 @@ class DistributedOptimizer(life.Member, Reductions, WrappingOptimizer):
             return None
         return None if self._steps.awaits_step or self._shows_global else self.empty_step
 
-    def record(self, **values: float) -> None:
-        """Adds values to the next step's line of the metrics file: opt.record(loss=loss.item())."""
-        self._records.add(values)
+    def report(
+        self,
+        loss: float | torch.Tensor | None = None,
+        accuracy: float | torch.Tensor | None = None,
+        split: str | None = None,
+    ) -> None:
+        """Says how training gets on, for whoever watches the job: opt.report(loss=loss), before step() or after it.
 
-    def evaluated(self, split: str = "test", **values: float) -> None:
-        """Writes an `eval` line to the metrics file: opt.evaluated(accuracy=0.91, loss=0.3). Accuracy is 0 to 1."""
+        Without `split` it is the loss of a batch. With it, `opt.report(split="test", loss=0.3, accuracy=0.91)` tells of
+        an evaluation of the weights that the model has; accuracy is 0 to 1. Both are also written to the metrics file,
+        if there is one. A loss on a CUDA card is fetched without waiting for the card, unless there is such a file.
+
+        Raises: TypeError for what is no number; ValueError for an accuracy without a split, or neither of the two.
+        """
+        self._check_usable()
+        if split is not None:
+            values = {"loss": loss, "accuracy": accuracy}
+            self.evaluated(split, **{name: value for name, value in values.items() if value is not None})
+        elif accuracy is not None or loss is None:
+            raise ValueError(
+                "report: the loss of a batch is report(loss=…), and an evaluation report(split='test', loss=…, "
+                "accuracy=…)"
+            )
+        else:
+            self._records.add({"loss": loss})
+            self._reports.train_loss(loss)
+
+    def record(self, **values: float | torch.Tensor) -> None:
+        """Adds values to the next step's line of the metrics file: opt.record(loss=loss.item()).
+
+        A loss is told as report() does.
+        """
+        self._records.add(values)
+        if "loss" in values:
+            self._reports.train_loss(values["loss"])
+
+    def evaluated(self, split: str = "test", **values: float | torch.Tensor) -> None:
+        """Writes an `eval` line to the metrics file: opt.evaluated(accuracy=0.91, loss=0.3). Accuracy is 0 to 1.
+
+        Loss and accuracy are told as report() does.
+        """
         self._records.evaluated(self.step_number, self.version, split, values)
+        self._reports.evaluated(self.step_number, self.version, split, values)
 
 
 class _Later:

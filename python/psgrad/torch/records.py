@@ -12,6 +12,7 @@ import platform
 import socket
 import stat
 import time
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 import torch
@@ -79,7 +80,7 @@ class Records:
             },
         )
 
-    def add(self, values: dict[str, float]) -> None:
+    def add(self, values: Mapping[str, Any]) -> None:
         """To the next step's line: its loss, say."""
         if self._file is not None:
             self._extra.update(_numbers(values))
@@ -113,7 +114,7 @@ class Records:
         self._extra.clear()
         self._write("rollback", {"generation": generation, "step": step, "version": version})
 
-    def evaluated(self, step: int, version: int, split: str, values: dict[str, float]) -> None:
+    def evaluated(self, step: int, version: int, split: str, values: Mapping[str, Any]) -> None:
         """An `eval` line of the weights of this version."""
         fixed = {"step": step, "version": version, "split": split}
         self._write("eval", {**fixed, **_numbers(values), **fixed})
@@ -156,12 +157,12 @@ class Records:
             self._close(self._file)
 
 
-def _numbers(values: dict[str, float]) -> dict[str, float | None]:
+def _numbers(values: Mapping[str, Any]) -> dict[str, float | None]:
     """None in place of what JSON has no number for. TypeError, naming the value, for what is none."""
     numbers: dict[str, float | None] = {}
     for name, value in values.items():
         try:
-            number = float(value)
+            number = float(value.detach() if isinstance(value, torch.Tensor) else value)
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(f"{name}={value!r}: a number is expected") from None
         numbers[name] = number if math.isfinite(number) else None

@@ -57,6 +57,36 @@ TEST_CASE("The totals leave out the steps of the warm-up, the metrics do not") {
   CHECK(metrics.Take().size() == 5);
 }
 
+TEST_CASE("Reports have all of the time, each phase as in the metrics, and how many steps there are in all") {
+  MetricsLines metrics;
+  std::vector<StepReport> reports;
+  StepStats stats(metrics.writer(), 0, 80, 0, TimePoint(),
+                  {.tell = [&reports](const StepReport& step) { reports.push_back(step); }, .steps_per_batch = 0.25});
+  StepRecord record = Step(0, 5);
+  stats.Add(record, TimePoint() + seconds(12));
+  record = Step(1, 3);
+  record.push.step = 0;
+  record.samples = 0;
+  stats.Add(record, TimePoint() + seconds(20));  // It had begun before the last one was there.
+  record = Step(4, 0);
+  record.push.step = 1;
+  stats.Add(record, TimePoint() + seconds(30));
+  REQUIRE(reports.size() == 3);
+  CHECK(reports[0].step == 0);
+  CHECK(reports[0].samples == 20);
+  CHECK(reports[0].loss == 0.5);
+  CHECK(reports[0].forward_s == 2);
+  CHECK(reports[0].backward_s == 4);
+  CHECK(reports[0].push_s == 1);
+  CHECK(reports[0].wait_s == 2);
+  CHECK(reports[0].pull_s == 2);
+  CHECK(reports[0].other_s == 1);
+  CHECK_FALSE(reports[1].loss.has_value());
+  CHECK(reports[1].other_s == 0);
+  CHECK(reports[2].other_s == 3);
+  for (const StepReport& each : reports) CHECK(each.all_steps == 20);
+}
+
 TEST_CASE("The log says every two seconds how far training is, and at its end") {
   std::ostringstream text;
   const auto before = spdlog::default_logger();

@@ -1,4 +1,5 @@
 // A worker's training across rollbacks of its job, whose server the test plays.
+#include <cmath>
 #include <fstream>
 #include <future>
 
@@ -199,6 +200,65 @@ TEST_CASE("A worker whose servers never come back ends with their address and th
   CHECK(absl::IsUnavailable(status));
   CHECK(status.ToString().find("step 5: shard 0 at " + job.address()) != std::string::npos);
   CHECK(status.ToString().find("(--server_timeout)") != std::string::npos);
+}
+
+TEST_CASE("Whoever watches the job is told of all batches, of evaluations, and how much is left") {
+  FakeJob::Options job_options = InMode("bsp");
+  job_options.takes_reports = true;
+  FakeJob job(job_options);
+  const TempFolder folder;
+  const TrainedResult result = Trainer(RollbackWork(job, folder)).Run({});
+  REQUIRE(result.ok());
+  const std::vector<v1::WorkerReport> reports = job.reports();
+  REQUIRE_FALSE(reports.empty());
+  const v1::WorkerReport& last = reports.back();
+  CHECK(last.number() == reports.size());
+  CHECK(last.steps() == 30);
+  CHECK(last.samples() == 600);
+  CHECK(last.all_steps() == 30);
+  CHECK(last.device() == "cpu");
+  CHECK(last.link() == "tcp");
+  // Its parameters, at each step and at the end; pushed, and as initial values.
+  const uint64_t model = sizeof(float) * (20 * 16 + 16 + 16 * 5 + 5);
+  CHECK(last.sent_bytes() == 31 * model);
+  CHECK(last.received_bytes() >= 32 * model);
+  CHECK(last.evaluation().split() == "test");
+  CHECK(last.evaluation().version() == 30);
+  CHECK(last.evaluation().loss() == result->test.loss);
+  CHECK(last.evaluation().accuracy() == result->test.accuracy);
+  CHECK(last.evaluation().samples() == 600);
+  uint64_t batches = 0;
+  for (const v1::WorkerReport& each : reports) batches += each.loss().batches();
+  CHECK(batches == 30);
+  // The metrics file has the same times.
+  v1::StepTimes times;
+  for (const nlohmann::json& step : EventsOf(folder, "step")) {
+    times.set_forward(times.forward() + step["forward_s"].get<double>());
+    times.set_backward(times.backward() + step["backward_s"].get<double>());
+    times.set_wait(times.wait() + step["wait_s"].get<double>());
+  }
+  CHECK(std::abs(last.seconds().forward() - times.forward()) < 1e-4);
+  CHECK(std::abs(last.seconds().backward() - times.backward()) < 1e-4);
+  CHECK(std::abs(last.seconds().wait() - times.wait()) < 1e-4);
+}
+
+TEST_CASE("A worker that joins its job again tells the new one of what it makes there") {
+  FakeJob::Options job_options = InMode("bsp");
+  job_options.takes_reports = true;
+  FakeJob job(job_options);
+  const TempFolder folder;
+  job.Hold("Push:13");
+  Training training(RollbackWork(job, folder));
+  REQUIRE(job.AwaitHeld());
+  job.Stop();
+  job.RollBack();
+  job.Start();
+  REQUIRE(training.End().ok());
+  REQUIRE_FALSE(job.reports().empty());
+  const v1::WorkerReport last = job.reports().back();
+  CHECK(last.steps() == 30 - 12);
+  CHECK(last.all_steps() == 30);
+  CHECK(last.evaluation().step() == 30);
 }
 
 }  // namespace

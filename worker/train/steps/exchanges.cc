@@ -1,8 +1,10 @@
 #include "worker/train/steps/exchanges.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status.h"
 
@@ -36,6 +38,42 @@ void Exchanges::SetPush(uint32_t samples, PushContribution contribution, const M
   in_ = in;
   exposed_s_ = 0;
   viewing_ = false;
+  ready_at_ = Now();
+}
+
+void Exchanges::Waited(TimePoint since) {
+  const TimePoint now = Now();
+  exposed_s_ += Seconds(now - since);
+  if (trace_ == nullptr || !trace_->Wants(push_.step)) return;
+  trace_->Add({.row = kComputeRow, .nests = true, .name = "await weights", .begin = since, .end = now});
+}
+
+// The arrows leave from where the last gradient was ready, and end where the weights come.
+void Exchanges::Trace(const ExchangeResult& result) {
+  if (trace_ == nullptr || !trace_->Wants(push_.step)) return;
+  const auto after = [](TimePoint from, double seconds) {
+    return from + std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
+  };
+  TraceSpan push = {.row = "exchanges", .name = absl::StrCat("push ", push_.step), .begin = ready_at_};
+  push.end = after(push.begin, result.push_s);
+  push.args = {{"step", push_.step}, {"version", push_.version}, {"samples", push_.samples}};
+  TraceSpan wait = {.row = push.row, .name = "wait", .begin = push.end, .end = after(push.end, result.wait_s)};
+  TraceSpan pull = {.row = push.row, .name = "pull", .begin = wait.end, .end = after(wait.end, result.pull_s)};
+  pull.args = {{"step", push_.step}, {"version", result.version}};
+  for (uint32_t shard = 0; shard < result.answers.size(); ++shard) {
+    TraceArrow arrow = {.part = ArrowPart::kLeaves,
+                        .push = {.generation = client_.generation(),
+                                 .rank = client_.rank(),
+                                 .incarnation = client_.incarnation(),
+                                 .step = push_.step},
+                        .shard = shard};
+    push.arrows.push_back(arrow);
+    arrow.part = ArrowPart::kEnds;
+    pull.arrows.push_back(arrow);
+  }
+  trace_->Add(push);
+  trace_->Add(wait);
+  trace_->Add(pull);
 }
 
 void Exchanges::Start(uint32_t samples, PushContribution contribution, const ConstTensors& out,
@@ -66,7 +104,7 @@ absl::Status Exchanges::AwaitTensor(size_t tensor) {
   const Waiting::Scope waits(waiting_);
   const TimePoint began = Now();
   absl::Status status = exchange_->WaitTensor(tensor);
-  exposed_s_ += Seconds(Now() - began);
+  Waited(began);
   return status;
 }
 
@@ -80,7 +118,8 @@ absl::StatusOr<EndedExchange> Exchanges::End() {
     PS_RETURN_IF_ERROR(CatchUp(result));
     latest_ = result;
   }
-  exposed_s_ += Seconds(Now() - began);
+  Waited(began);
+  Trace(result);
   return EndedExchange{.push = std::move(push_), .result = std::move(result), .exposed_s = exposed_s_};
 }
 

@@ -13,9 +13,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
+#include "common/trace.h"
 #include "ps/client.h"
 
 namespace ps {
+
+// The row of a trace that shows what the thread does that trains.
+inline constexpr char kComputeRow[] = "computes";
 
 // Since when the thread that trains waits for servers, and so perhaps for other workers. Set by that thread, in scopes,
 // and read by any.
@@ -55,6 +59,9 @@ class Exchanges {
   // After Client::Start, which brought this. `waiting` is told whenever it waits, and must outlive it.
   Exchanges(Client& client, ExchangeResult started, Waiting& waiting);
 
+  // Writes when each exchange was to the trace, which outlives this.
+  void RecordIn(TraceWriter& trace) { trace_ = &trace; }
+
   // The next push's step.
   uint64_t step() const { return step_; }
   // The version of the servers' weights as they came last: the lowest of all shards, and each shard's.
@@ -93,6 +100,7 @@ class Exchanges {
   bool under_way() const { return exchange_ != nullptr; }
   // Tells the exchange that is under way that the tensor is ready. `finite`: it is known to be.
   void TensorReady(size_t tensor, bool finite) {
+    ready_at_ = Now();
     finite ? exchange_->TensorReadyFinite(tensor) : exchange_->TensorReady(tensor);
   }
   // Waits until the exchange under way, if there is one, has brought the tensor for good.
@@ -108,6 +116,9 @@ class Exchanges {
   absl::Status CatchUp(ExchangeResult& result);
   void SetPush(uint32_t samples, PushContribution contribution, const MutableTensors& in,
                std::optional<uint64_t> passed);
+  // The thread that trains has waited since then.
+  void Waited(TimePoint since);
+  void Trace(const ExchangeResult& result);
 
   Client& client_;
   Waiting& waiting_;
@@ -120,6 +131,8 @@ class Exchanges {
   PushInfo push_;
   MutableTensors in_;
   double exposed_s_ = 0;
+  TimePoint ready_at_;  // Its last gradient was.
+  TraceWriter* trace_ = nullptr;
 };
 
 }  // namespace ps

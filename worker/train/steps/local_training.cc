@@ -118,7 +118,9 @@ void LocalTraining::Apply(StepResult& result) {
     if (optimizer_->uses_trust_ratio()) update.trust_ratio = TrustRatio(optimizer_->Measure(block, update, isa));
     optimizer_->Apply(block, update, isa);
   }
-  result.backward_s += Seconds(Now() - began);
+  result.update_began = began;
+  result.update_s = Seconds(Now() - began);
+  result.backward_s += result.update_s;
 }
 
 void LocalTraining::SetPosition(uint64_t more) {

@@ -1,0 +1,177 @@
+#include "common/trace.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/metrics.h"
+#include "common/program.h"
+#include "common/status.h"
+#include "xxhash.h"
+
+namespace ps {
+namespace {
+
+constexpr int kPid = 1;  // Of the process in its own file; whoever merges files gives each another one.
+constexpr std::chrono::nanoseconds kShortest(1);  // An arrow needs a span of some length.
+
+// Chrome's unit, to the nanosecond.
+double MicrosOf(std::chrono::nanoseconds time) { return static_cast<double>(time.count()) / 1e3; }
+
+// Processes with the same answer have the same steady clock.
+std::string ClockId() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  char time_namespace[64] = {};
+  const ssize_t size = readlink("/proc/self/ns/time", time_namespace, sizeof(time_namespace) - 1);
+  return absl::StrCat(boot, " ", std::string(time_namespace, static_cast<size_t>(std::max<ssize_t>(size, 0))));
+}
+
+std::string Line(const nlohmann::ordered_json& event) {
+  return event.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + ",\n";
+}
+
+const char* Phase(ArrowPart part) {
+  switch (part) {
+    case ArrowPart::kLeaves:
+      return "s";
+    case ArrowPart::kPasses:
+      return "t";
+    case ArrowPart::kEnds:
+      break;
+  }
+  return "f";
+}
+
+}  // namespace
+
+absl::StatusOr<TracedSteps> ParseTracedSteps(const std::string& text) {
+  TracedSteps steps;
+  if (text.empty()) return steps;
+  const size_t colon = text.find(':');
+  const auto read = [](const std::string& part, uint64_t& number) {
+    return part.empty() || absl::SimpleAtoi(part, &number);
+  };
+  const bool good = colon != std::string::npos && read(text.substr(0, colon), steps.first) &&
+                    read(text.substr(colon + 1), steps.last) && steps.first <= steps.last;
+  if (good) return steps;
+  return InvalidArgument("--trace_steps=", text,
+                         ": expected FIRST:LAST, two steps of which the second is not before the first; either may be "
+                         "left out");
+}
+
+std::string ArrowId(const TracedPush& push, uint32_t shard) {
+  const uint64_t numbers[] = {push.generation, push.rank, push.incarnation, push.step, shard};
+  return absl::StrFormat("0x%x", XXH64(numbers, sizeof(numbers), 0));
+}
+
+TraceRows::Row TraceRows::Place(const std::string& name, bool nests, TimePoint begin, TimePoint end) {
+  std::vector<Taken>& rows = rows_[name];
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (!nests && rows[i].until > begin) continue;
+    rows[i].until = std::max(rows[i].until, end);
+    return {.number = rows[i].number, .of_name = static_cast<int>(i), .fresh = false};
+  }
+  rows.push_back({.number = ++count_, .until = end});
+  return {.number = count_, .of_name = static_cast<int>(rows.size()) - 1, .fresh = true};
+}
+
+absl::StatusOr<std::unique_ptr<TraceWriter>> TraceWriter::Open(const std::string& path, const TracedSteps& steps) {
+  std::unique_ptr<BatchedFile> file;
+  if (!path.empty()) {
+    const nlohmann::ordered_json end = {{"name", "ps_end"}, {"ph", "M"}, {"pid", kPid}, {"tid", 0}};
+    PS_ASSIGN_OR_RETURN(
+        file, BatchedFile::Open(
+                  {.flag = "--trace_file", .path = path, .max_file_bytes = kMaxBytes, .at_end = end.dump() + "\n]\n"}));
+    file->Append("[\n");
+  }
+  return std::unique_ptr<TraceWriter>(new TraceWriter(std::move(file), steps));
+}
+
+TraceWriter::TraceWriter(std::unique_ptr<BatchedFile> file, const TracedSteps& steps)
+    : file_(std::move(file)),
+      steps_(steps),
+      start_(Now() - std::chrono::nanoseconds(std::llround(SecondsSinceStart() * 1e9))) {}
+
+double TraceWriter::Micros(TimePoint at) const { return MicrosOf(at - start_); }
+
+void TraceWriter::Begin(const TraceProcess& process) {
+  if (!enabled()) return;
+  const double unix_s = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  const std::string name = absl::StrCat(process.program == "ps_server" ? "server, shard " : "worker, rank ",
+                                        process.number, " on ", HostName());
+  const nlohmann::ordered_json about = {{"name", kTraceProcessEvent},
+                                        {"ph", "M"},
+                                        {"pid", kPid},
+                                        {"tid", 0},
+                                        {"args",
+                                         {{"program", process.program},
+                                          {process.who, process.number},
+                                          {"job", process.job},
+                                          {"host", HostName()},
+                                          {"process", getpid()},
+                                          {"program_version", kVersion},
+                                          // When this file's time 0 was, by three clocks.
+                                          {"clock", ClockId()},
+                                          {"steady_ns", std::chrono::nanoseconds(start_.time_since_epoch()).count()},
+                                          {"unix_s", unix_s - SecondsSinceStart()}}}};
+  const nlohmann::ordered_json named = {
+      {"name", "process_name"}, {"ph", "M"}, {"pid", kPid}, {"tid", 0}, {"args", {{"name", name}}}};
+  MutexLock lock(mutex_);
+  if (std::exchange(begun_, true)) return;
+  file_->Append(Line(about) + Line(named));
+}
+
+void TraceWriter::Add(const TraceSpan& span) {
+  if (!enabled()) return;
+  const TimePoint end = std::max(span.end, span.begin + kShortest);
+  MutexLock lock(mutex_);
+  if (!begun_) return;
+  const TraceRows::Row row = rows_.Place(span.row, span.nests, span.begin, end);
+  std::string lines;
+  if (row.fresh) {
+    const std::string name = row.of_name == 0 ? span.row : absl::StrCat(span.row, " (", row.of_name + 1, ")");
+    lines +=
+        Line({{"name", "thread_name"}, {"ph", "M"}, {"pid", kPid}, {"tid", row.number}, {"args", {{"name", name}}}});
+    lines += Line({{"name", "thread_sort_index"},
+                   {"ph", "M"},
+                   {"pid", kPid},
+                   {"tid", row.number},
+                   {"args", {{"sort_index", row.number}}}});
+  }
+  const double ts = Micros(span.begin);
+  nlohmann::ordered_json event = {{"name", span.name}, {"ph", "X"}, {"pid", kPid},
+                                  {"tid", row.number}, {"ts", ts},  {"dur", MicrosOf(end - span.begin)}};
+  if (!span.args.empty()) event["args"] = span.args;
+  lines += Line(event);
+  for (const TraceArrow& arrow : span.arrows) {
+    nlohmann::ordered_json part = {{"name", kTraceArrowName},
+                                   {"cat", kTraceArrowName},
+                                   {"ph", Phase(arrow.part)},
+                                   {"pid", kPid},
+                                   {"tid", row.number},
+                                   {"ts", arrow.part == ArrowPart::kLeaves ? ts : Micros(end - kShortest)},
+                                   {"id", ArrowId(arrow.push, arrow.shard)}};
+    if (arrow.part != ArrowPart::kLeaves) part["bp"] = "e";  // It binds to the span that it is in.
+    lines += Line(part);
+  }
+  file_->Append(lines);
+}
+
+void TraceWriter::AddMark(const std::string& name, TimePoint at, nlohmann::ordered_json args) {
+  if (!enabled()) return;
+  nlohmann::ordered_json event = {{"name", name}, {"ph", "i"}, {"s", "p"},
+                                  {"pid", kPid},  {"tid", 0},  {"ts", Micros(at)}};
+  if (!args.empty()) event["args"] = std::move(args);
+  MutexLock lock(mutex_);
+  if (begun_) file_->Append(Line(event));
+}
+
+}  // namespace ps

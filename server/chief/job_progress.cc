@@ -1,0 +1,337 @@
+#include "server/chief/job_progress.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "common/text.h"
+
+namespace ps {
+namespace {
+
+constexpr std::chrono::seconds kLookEvery(1);
+constexpr std::chrono::seconds kRateTime(10);
+constexpr std::chrono::seconds kKnownEnough(5);  // A rank's rate says something once it is known for so long.
+constexpr std::chrono::seconds kStuckMin(10);
+constexpr double kStuckSteps = 10;
+constexpr double kSlowShare = 0.5;    // Of the median rank's rate.
+constexpr size_t kMedianSteps = 101;  // It is the median of so many.
+constexpr size_t kMaxSlowest = 32;
+constexpr int kMaxSlowestOfReport = 4;
+constexpr size_t kMaxSplits = 8;
+constexpr size_t kMaxWordBytes = 64;  // The name of a device, a link or a split is no longer.
+
+double NotNegative(double seconds) { return std::isfinite(seconds) && seconds > 0 ? seconds : 0; }
+
+void PutRight(v1::StepTimes& times) {
+  times.set_forward(NotNegative(times.forward()));
+  times.set_backward(NotNegative(times.backward()));
+  times.set_push(NotNegative(times.push()));
+  times.set_wait(NotNegative(times.wait()));
+  times.set_pull(NotNegative(times.pull()));
+  times.set_other(NotNegative(times.other()));
+}
+
+// Batches of both. A mean that is not a number stays one; the range is of the numbers.
+v1::LossRange Together(const v1::LossRange& one, const v1::LossRange& other) {
+  const uint64_t batches = one.batches() + other.batches();
+  v1::LossRange both;
+  both.set_batches(batches);
+  const double share = static_cast<double>(other.batches()) / static_cast<double>(std::max<uint64_t>(batches, 1));
+  both.set_mean(one.mean() * (1 - share) + other.mean() * share);
+  both.set_least(std::fmin(one.least(), other.least()));
+  both.set_largest(std::fmax(one.largest(), other.largest()));
+  return both;
+}
+
+double Middle(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto upper = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), upper, values.end());
+  return values.size() % 2 == 1 ? *upper : (*std::max_element(values.begin(), upper) + *upper) / 2;
+}
+
+}  // namespace
+
+// ---- Rates
+
+void GrowthRate::Add(uint64_t total, TimePoint now) {
+  points_[next_] = {.at = now, .total = total};
+  next_ = (next_ + 1) % kKept;
+  size_ = std::min(size_ + 1, kKept);
+}
+
+double GrowthRate::PerSecond(uint64_t total, TimePoint now) const {
+  if (size_ == 0 || now <= oldest().at || total < oldest().total) return 0;
+  return static_cast<double>(total - oldest().total) / Seconds(now - oldest().at);
+}
+
+std::chrono::nanoseconds GrowthRate::Span(TimePoint now) const {
+  if (size_ == 0) return std::chrono::nanoseconds(0);
+  return std::min<std::chrono::nanoseconds>(now - oldest().at, kRateTime);
+}
+
+// ---- Events
+
+JobProgress::Terms JobProgress::TermsOf(const Mode& mode) {
+  Terms terms = {.synchronous = mode.synchronous(), .ranks_wait = mode.ranks_wait()};
+  if (!mode.policy().has_local_steps()) return terms;
+  const v1::LocalSteps& local = mode.policy().local_steps();
+  terms.takes_rounds = true;
+  terms.round_batches = local.exchange() == v1::LocalSteps::AVERAGE_GRADIENTS ? 0 : local.steps();
+  return terms;
+}
+
+void JobProgress::OnRunning(uint64_t version, uint64_t samples, TimePoint now) {
+  running_since_ = last_version_ = now;
+  version_ = version;
+  left_samples_ += samples;
+  versions_.Add(version_, now);
+  samples_.Add(Samples(), now);
+}
+
+void JobProgress::OnVersion(uint64_t version, TimePoint now) {
+  if (!running_since_.has_value() || version <= version_) return;
+  // The first one has waited for whatever comes before it.
+  if (std::exchange(has_version_, true)) {
+    steps_.push_back(Seconds(now - last_version_) / static_cast<double>(version - version_));
+    if (steps_.size() > kMedianSteps) steps_.pop_front();
+  }
+  version_ = version;
+  last_version_ = now;
+}
+
+JobProgress::Worker& JobProgress::WorkerOf(const Member& member) {
+  Worker& worker = workers_[member.rank];
+  if (worker.incarnation == member.incarnation) return worker;
+  Leave(worker);
+  return worker = {.incarnation = member.incarnation, .report = {}, .loss = {}, .steps = {}};
+}
+
+void JobProgress::Leave(const Worker& worker) {
+  if (!worker.report.has_value()) return;
+  left_samples_ += worker.report->samples();
+  counts_.dropped_reports += worker.report->dropped_reports();
+}
+
+void JobProgress::OnReport(const Member& member, const v1::WorkerReport& told, TimePoint now) {
+  Worker& worker = WorkerOf(member);
+  if (worker.report.has_value() && told.number() <= worker.report->number()) return;
+  const uint64_t before = worker.report.has_value() ? worker.report->steps() : 0;
+  if (!worker.report.has_value()) worker.steps = {};  // It was of what is counted otherwise.
+  v1::WorkerReport& report = worker.report.emplace(told);
+  has_reports_ = true;
+  if (report.steps() > before) OnBatches(now);
+  report.set_link(Printable(report.link(), kMaxWordBytes));
+  report.set_device(Printable(report.device(), kMaxWordBytes));
+  if (report.has_seconds()) PutRight(*report.mutable_seconds());
+  if (report.has_loss()) worker.loss = report.loss();
+  all_steps_ = std::max(all_steps_, report.all_steps());
+  for (v1::Evaluation* const evaluation : {report.mutable_evaluation(), report.mutable_other_evaluation()}) {
+    if (evaluation->split().empty()) continue;
+    evaluation->set_split(Printable(evaluation->split(), kMaxWordBytes));
+    const auto known = evaluations_.find(evaluation->split());
+    if (known == evaluations_.end() && evaluations_.size() >= kMaxSplits) continue;
+    if (known != evaluations_.end() && known->second.step() > evaluation->step()) continue;
+    evaluations_[evaluation->split()] = *evaluation;
+  }
+  if (report.evaluation().split().empty()) report.clear_evaluation();
+  if (report.other_evaluation().split().empty()) report.clear_other_evaluation();
+  AddSlowest(member.rank, report);
+  report.clear_slowest();
+}
+
+void JobProgress::AddSlowest(uint32_t rank, const v1::WorkerReport& report) {
+  for (int i = 0; i < std::min(report.slowest_size(), kMaxSlowestOfReport); ++i) {
+    v1::SlowestStep step;
+    step.set_rank(rank);
+    *step.mutable_step() = report.slowest(i);
+    step.mutable_step()->set_seconds(NotNegative(step.step().seconds()));
+    PutRight(*step.mutable_step()->mutable_times());
+    const auto place = std::find_if(slowest_.begin(), slowest_.end(), [&](const v1::SlowestStep& each) {
+      return each.step().seconds() < step.step().seconds();
+    });
+    slowest_.insert(place, std::move(step));
+  }
+  if (slowest_.size() > kMaxSlowest) slowest_.resize(kMaxSlowest);
+}
+
+void JobProgress::OnShardStatus(v1::ShardStatusReply status) {
+  const uint32_t shard = status.shard();
+  shards_[shard] = std::move(status);
+}
+
+void JobProgress::Look(const Membership& members, TimePoint now) {
+  if (now - looked_ < kLookEvery) return;
+  looked_ = now;
+  if (const auto loss = Loss(); loss.has_value()) last_loss_ = loss;
+  std::erase_if(workers_, [&](const auto& entry) {
+    const auto member = members.members().find(entry.first);
+    if (member != members.members().end() && member->second.incarnation == entry.second.incarnation) return false;
+    Leave(entry.second);
+    return true;
+  });
+  for (const auto& [rank, member] : members.members()) {
+    if (!member.begun) continue;
+    Worker& worker = WorkerOf(member);
+    worker.steps.Add(StepsOf(worker, member), now);
+  }
+  if (!running_since_.has_value()) return;
+  highest_step_ = Step(members);
+  versions_.Add(version_, now);
+  samples_.Add(Samples(), now);
+  FindSlow(members, now);
+}
+
+void JobProgress::Extend(std::chrono::nanoseconds gap, TimePoint now) {
+  last_version_ = std::min(last_version_ + gap, now);
+  waits_ = {};
+}
+
+void JobProgress::FindSlow(const Membership& members, TimePoint now) {
+  slow_.clear();
+  if (terms_.ranks_wait) return;
+  std::map<uint32_t, double> rates;
+  for (const auto& [rank, member] : members.members()) {
+    const auto worker = workers_.find(rank);
+    if (member.done || worker == workers_.end() || worker->second.steps.Span(now) < kKnownEnough) continue;
+    rates[rank] = RateOf(member, now);
+  }
+  if (rates.size() < 2) return;
+  std::vector<double> values;
+  for (const auto& [rank, rate] : rates) values.push_back(rate);
+  const double limit = kSlowShare * Middle(std::move(values));
+  for (const auto& [rank, rate] : rates) {
+    if (rate < limit) slow_.insert(rank);
+  }
+}
+
+// ---- What is known
+
+uint64_t JobProgress::StepsOf(const Worker& worker, const Member& member) {
+  if (worker.report.has_value()) return worker.report->steps();
+  return member.local_steps > 0 ? member.local_steps : member.step;
+}
+
+double JobProgress::RateOf(const Member& member, TimePoint now) const {
+  const auto worker = workers_.find(member.rank);
+  if (worker == workers_.end() || worker->second.incarnation != member.incarnation) return 0;
+  return worker->second.steps.PerSecond(StepsOf(worker->second, member), now);
+}
+
+uint64_t JobProgress::Samples() const {
+  uint64_t samples = left_samples_;
+  for (const auto& [rank, worker] : workers_) samples += worker.report.has_value() ? worker.report->samples() : 0;
+  if (has_reports_ || shards_.empty()) return samples;
+  const v1::ShardStatusReply& shard = shards_.begin()->second;  // Workers that tell nothing still push.
+  return samples + shard.applied_samples() + shard.dropped_samples();
+}
+
+std::optional<v1::LossRange> JobProgress::Loss() const {
+  std::optional<v1::LossRange> loss;
+  for (const auto& [rank, worker] : workers_) {
+    if (!worker.loss.has_value()) continue;
+    loss = loss.has_value() ? Together(*loss, *worker.loss) : *worker.loss;
+  }
+  return loss.has_value() ? loss : last_loss_;
+}
+
+uint64_t JobProgress::Step(const Membership& members) const {
+  if (terms_.synchronous) return version_;
+  uint64_t highest = highest_step_;
+  for (const auto& [rank, member] : members.members()) {
+    const auto worker = workers_.find(rank);
+    const bool tells = !terms_.takes_rounds && worker != workers_.end() &&
+                       worker->second.incarnation == member.incarnation && worker->second.report.has_value();
+    highest = std::max(highest, tells ? member.start_step + worker->second.report->steps() : member.step);
+  }
+  return highest;
+}
+
+uint64_t JobProgress::AllSteps() const {
+  if (!terms_.takes_rounds) return all_steps_;
+  const uint64_t batches = terms_.round_batches;
+  return batches == 0 ? 0 : (all_steps_ + batches - 1) / batches;
+}
+
+double JobProgress::LeftSeconds(const Membership& members, TimePoint now) const {
+  if (terms_.synchronous && !terms_.takes_rounds) {
+    const double rate = versions_.PerSecond(version_, now);
+    return all_steps_ > version_ && rate > 0 ? static_cast<double>(all_steps_ - version_) / rate : 0;
+  }
+  // Each goes on by itself, and the job is done when the last one is.
+  double left = 0;
+  for (const auto& [rank, member] : members.members()) {
+    const auto worker = workers_.find(rank);
+    if (member.done || worker == workers_.end() || !worker->second.report.has_value()) continue;
+    const v1::WorkerReport& report = *worker->second.report;
+    const uint64_t made = report.steps() + (terms_.takes_rounds ? 0 : member.start_step);
+    const double rate = RateOf(member, now);
+    if (report.all_steps() > made && rate > 0) {
+      left = std::max(left, static_cast<double>(report.all_steps() - made) / rate);
+    }
+  }
+  return left;
+}
+
+double JobProgress::MedianStep() const { return Middle({steps_.begin(), steps_.end()}); }
+
+std::optional<std::chrono::nanoseconds> JobProgress::StuckFor(TimePoint now) const {
+  if (!running_since_.has_value()) return std::nullopt;
+  // In a long round workers say how far they are.
+  const TimePoint since = terms_.takes_rounds ? std::max(last_version_, last_batches_) : last_version_;
+  if (now - since <= kStuckMin || Seconds(now - since) <= kStuckSteps * MedianStep()) return std::nullopt;
+  return now - last_version_;
+}
+
+JobCounts JobProgress::counts() const {
+  JobCounts counts = counts_;
+  for (const auto& [rank, worker] : workers_) {
+    if (worker.report.has_value()) counts.dropped_reports += worker.report->dropped_reports();
+  }
+  return counts;
+}
+
+void JobProgress::Fill(const Membership& members, TimePoint now, v1::ProgressStatus& progress) const {
+  const JobCounts all = counts();
+  progress.set_rollbacks(all.rollbacks);
+  progress.set_worker_losses(all.worker_losses);
+  progress.set_checkpoint_failures(all.checkpoint_failures);
+  progress.set_dropped_reports(all.dropped_reports);
+  progress.set_step(Step(members));
+  progress.set_all_steps(AllSteps());
+  progress.set_samples(Samples());
+  if (const auto loss = Loss(); loss.has_value()) *progress.mutable_loss() = *loss;
+  for (const auto& [split, evaluation] : evaluations_) *progress.add_evaluations() = evaluation;
+  progress.mutable_slowest()->Add(slowest_.begin(), slowest_.end());
+  if (!running_since_.has_value()) return;
+  progress.set_steps_per_s(versions_.PerSecond(version_, now));
+  progress.set_samples_per_s(samples_.PerSecond(Samples(), now));
+  progress.set_left_s(LeftSeconds(members, now));
+  progress.set_median_step_s(MedianStep());
+  progress.set_since_version_s(Seconds(now - last_version_));
+  progress.set_running_s(Seconds(now - *running_since_));
+}
+
+std::map<uint32_t, double> JobProgress::HeldUp() const {
+  std::map<uint32_t, double> most;
+  for (const auto& [shard, status] : shards_) {
+    for (const v1::RankSeconds& held : status.held_up()) {
+      most[held.rank()] = std::max(most[held.rank()], held.seconds());
+    }
+  }
+  return most;
+}
+
+void JobProgress::FillWorker(const Member& member, TimePoint now, v1::WorkerStatus& status) const {
+  status.set_busy_with(member.busy_with);
+  const auto worker = workers_.find(member.rank);
+  if (worker == workers_.end() || worker->second.incarnation != member.incarnation) return;
+  status.set_steps_per_s(RateOf(member, now));
+  status.set_slow(slow_.contains(member.rank));
+  if (!worker->second.report.has_value()) return;
+  *status.mutable_report() = *worker->second.report;
+  if (worker->second.loss.has_value()) *status.mutable_report()->mutable_loss() = *worker->second.loss;
+}
+
+}  // namespace ps

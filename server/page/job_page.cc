@@ -1,0 +1,154 @@
+#include "server/page/job_page.h"
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/endpoint.h"
+#include "common/history/job_json.h"
+#include "common/http/job_site.h"
+#include "common/metrics.h"
+#include "common/status.h"
+#include "server/page/metric_families.h"
+#include "server/page/process_metrics.h"
+
+namespace ps {
+namespace {
+
+// A server that says nothing for so long hangs, or is between two generations of its job.
+constexpr std::chrono::seconds kMaxSilence(5);
+
+uint64_t UnixMs() {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
+          .count());
+}
+
+bool IsAnyAddress(const std::string& host) { return host == "0.0.0.0" || host == "::"; }
+
+// The host in --advertise; empty: there is none.
+std::string AdvertisedHost(const ServerOptions& options) {
+  const absl::StatusOr<Endpoint> advertised = ParseEndpoint("advertise", options.advertise);
+  return advertised.ok() ? advertised->host : "";
+}
+
+// The names by which browsers and Prometheus may ask: the advertised one, and what the flag itself says.
+std::vector<std::string> HostNames(const ServerOptions& options, const Endpoint& listen) {
+  std::vector<std::string> names;
+  if (const std::string advertised = AdvertisedHost(options); !advertised.empty()) names.push_back(advertised);
+  if (IsAnyAddress(listen.host)) {
+    names.push_back(HostName());
+  } else if (names.empty() || names.front() != listen.host) {
+    names.push_back(listen.host);
+  }
+  return names;
+}
+
+// What a server that is not the chief can say of the job.
+v1::StatusReply OwnPart(const PageFacts& facts, const PageSnapshot& snapshot) {
+  v1::StatusReply status;
+  status.set_job(facts.job);
+  (*status.mutable_settings())["mode"] = facts.mode;
+  (*status.mutable_settings())["optimizer"] = facts.optimizer;
+  *status.add_shard_status() = snapshot.shard;
+  v1::ShardInfo& info = *status.add_shards();
+  info.set_shard(facts.shard);
+  info.set_address(snapshot.address);
+  return status;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<JobPage>> JobPage::Start(const ServerOptions& options) {
+  PS_ASSIGN_OR_RETURN(const Endpoint listen, ParseEndpoint("http_listen", options.http_listen));
+  std::unique_ptr<JobPage> page(new JobPage({.job = options.job,
+                                             .shard = options.shard,
+                                             .chief = options.chief,
+                                             .mode = CanonicalMode(options.mode.name),
+                                             .optimizer = options.optimizer},
+                                            options.http_runs));
+  PS_ASSIGN_OR_RETURN(page->server_, HttpServer::Start({.flag = "http_listen",
+                                                        .endpoint = listen,
+                                                        .host_names = HostNames(options, listen),
+                                                        .handler = [self = page.get()](const HttpRequest& request) {
+                                                          return self->Answer(request);
+                                                        }}));
+  Endpoint shown = page->server_->endpoint();
+  if (IsAnyAddress(shown.host)) {
+    const std::string advertised = AdvertisedHost(options);
+    shown.host = advertised.empty() ? HostName() : advertised;
+  }
+  page->address_ = absl::StrCat("http://", shown.ToString());
+  return page;
+}
+
+JobPage::JobPage(PageFacts facts, std::string runs_folder) : facts_(std::move(facts)), history_(UnixMs()) {
+  (void)runs_folder;
+}
+
+JobPage::~JobPage() { server_.reset(); }
+
+void JobPage::Observe(PageSnapshot snapshot) {
+  {
+    MutexLock lock(mutex_);
+    const bool posted = handed_over_.has_value();
+    handed_over_ = std::move(snapshot);
+    if (posted) return;
+  }
+  if (server_->Post([this] { TakeSnapshot(); })) return;
+  MutexLock lock(mutex_);
+  handed_over_.reset();
+}
+
+void JobPage::TakeSnapshot() {
+  {
+    MutexLock lock(mutex_);
+    if (!handed_over_.has_value()) return;
+    shown_ = std::exchange(handed_over_, std::nullopt);
+  }
+  shown_at_ = Now();
+  if (shown_->job.has_value()) history_.Observe(*shown_->job, static_cast<double>(shown_->unix_ms) / 1000);
+}
+
+HttpResponse JobPage::Answer(const HttpRequest& request) {
+  return AnswerFromJob(request, {.job = [this] { return JobJsonNow(); },
+                                 .series = [this](const std::string& cursor,
+                                                  const std::string& run) { return SeriesJsonNow(cursor, run); },
+                                 .events = [this](uint64_t since) { return history_.EventsJson(since); },
+                                 .metrics = [this] { return MetricsNow(); },
+                                 .healthy = [this] { return Health(); }});
+}
+
+absl::Status JobPage::Health() const {
+  if (!shown_.has_value()) return absl::UnavailableError("the server is starting");
+  const std::chrono::nanoseconds silent = Now() - shown_at_;
+  if (silent > kMaxSilence) return Unavailable("the server has said nothing for ", FormatSeconds(silent));
+  return shown_->health;
+}
+
+absl::StatusOr<nlohmann::ordered_json> JobPage::JobJsonNow() {
+  if (!shown_.has_value()) return absl::UnavailableError("the server is starting");
+  nlohmann::ordered_json json = JobJson(shown_->job.has_value() ? *shown_->job : OwnPart(facts_, *shown_));
+  if (!shown_->job.has_value()) {
+    json["headline"] = absl::StrCat("this is server ", facts_.shard, "; the job is shown by server 0, ", facts_.chief,
+                                    ", at the address that its --http_listen says");
+    json["chief"] = facts_.chief;
+    json["unix_ms"] = shown_->unix_ms;
+  }
+  return json;
+}
+
+absl::StatusOr<nlohmann::ordered_json> JobPage::SeriesJsonNow(const std::string& cursor, const std::string& run) {
+  if (run.empty()) return history_.SeriesJson(cursor);
+  return NotFound("there is no run ", run);
+}
+
+std::string JobPage::MetricsNow() const {
+  std::vector<prometheus::MetricFamily> families;
+  if (shown_.has_value()) families = MetricFamilies(facts_, *shown_);
+  std::vector<prometheus::MetricFamily> process = ProcessFamilies();
+  families.insert(families.end(), std::make_move_iterator(process.begin()), std::make_move_iterator(process.end()));
+  return MetricsText(families);
+}
+
+}  // namespace ps

@@ -1,0 +1,60 @@
+// A server's page: the HTTP server that shows what the server says of itself. It belongs to the process, and goes on
+// while one generation of the job ends and the next begins.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <nlohmann/json.hpp>
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "common/history/history.h"
+#include "common/http/http_server.h"
+#include "common/sync.h"
+#include "server/config/options.h"
+#include "server/page/page_snapshot.h"
+
+namespace ps {
+
+// All that is shown is made on the HTTP server's thread, of the last snapshot and of those before it. The threads of
+// the job only hand snapshots over, and never wait.
+//
+// Thread-safe.
+class JobPage {
+ public:
+  // Listens at --http_listen. UNAVAILABLE, naming the flag, if that cannot be.
+  static absl::StatusOr<std::unique_ptr<JobPage>> Start(const ServerOptions& options);
+  ~JobPage();
+
+  // "http://127.0.0.1:8080", by which a browser finds it; of a server that listens on all addresses, by its name.
+  const std::string& address() const { return address_; }
+
+  // The newest is shown from soon on. One that comes while the one before it is not looked at yet takes its place.
+  void Observe(PageSnapshot snapshot);
+
+ private:
+  JobPage(PageFacts facts, std::string runs_folder);
+  HttpResponse Answer(const HttpRequest& request);
+  // Looks at the snapshot that was handed over last.
+  void TakeSnapshot();
+  absl::Status Health() const;
+  absl::StatusOr<nlohmann::ordered_json> JobJsonNow();
+  absl::StatusOr<nlohmann::ordered_json> SeriesJsonNow(const std::string& cursor, const std::string& run);
+  std::string MetricsNow() const;
+
+  // The HTTP server's thread uses these.
+  const PageFacts facts_;
+  std::optional<PageSnapshot> shown_;  // Nothing: the server has said nothing yet.
+  TimePoint shown_at_;
+  History history_;
+
+  std::string address_;
+  Mutex mutex_;
+  std::optional<PageSnapshot> handed_over_ ABSL_GUARDED_BY(mutex_);  // Until the thread has looked at it.
+  std::unique_ptr<HttpServer> server_;                               // Last: its thread uses the others.
+};
+
+}  // namespace ps
