@@ -114,7 +114,6 @@ void EventFile::Add(int64_t step, double unix_s, const std::vector<Scalar>& scal
     v1::Summary::Value* const value = event.mutable_summary()->add_value();
     value->set_tag(scalar.tag);
     value->set_simple_value(static_cast<float>(scalar.value));
-    value->mutable_metadata()->mutable_plugin_data()->set_plugin_name("scalars");
   }
   Write(event);
 }

@@ -3,14 +3,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <fstream>
 #include <utility>
 
+#include <nlohmann/json.hpp>
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "common/metrics.h"
 #include "common/program.h"
 #include "common/status.h"
@@ -19,11 +21,28 @@
 namespace ps {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 constexpr int kPid = 1;  // Of the process in its own file; whoever merges files gives each another one.
 constexpr std::chrono::nanoseconds kShortest(1);  // An arrow needs a span of some length.
 
 // Chrome's unit, to the nanosecond.
-double MicrosOf(std::chrono::nanoseconds time) { return static_cast<double>(time.count()) / 1e3; }
+std::string MicrosOf(std::chrono::nanoseconds time) {
+  const int64_t ns = std::max<int64_t>(time.count(), 0);
+  const int64_t part = ns % 1000;
+  return absl::StrCat(ns / 1000, ".", absl::Dec(part, absl::kZeroPad3));
+}
+
+std::string Quoted(absl::string_view text) {
+  const auto plain = [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; };
+  if (std::all_of(text.begin(), text.end(), plain)) return absl::StrCat("\"", text, "\"");
+  return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+// What every event begins with.
+std::string Head(absl::string_view name, const char* phase, int row) {
+  return absl::StrCat("{\"name\":", Quoted(name), ",\"ph\":\"", phase, "\",\"pid\":", kPid, ",\"tid\":", row);
+}
 
 // Processes with the same answer have the same steady clock.
 std::string ClockId() {
@@ -34,9 +53,7 @@ std::string ClockId() {
   return absl::StrCat(boot, " ", std::string(time_namespace, static_cast<size_t>(std::max<ssize_t>(size, 0))));
 }
 
-std::string Line(const nlohmann::ordered_json& event) {
-  return event.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + ",\n";
-}
+std::string Line(const Json& event) { return event.dump(-1, ' ', false, Json::error_handler_t::replace) + ",\n"; }
 
 const char* Phase(ArrowPart part) {
   switch (part) {
@@ -69,7 +86,38 @@ absl::StatusOr<TracedSteps> ParseTracedSteps(const std::string& text) {
 
 std::string ArrowId(const TracedPush& push, uint32_t shard) {
   const uint64_t numbers[] = {push.generation, push.rank, push.incarnation, push.step, shard};
-  return absl::StrFormat("0x%x", XXH64(numbers, sizeof(numbers), 0));
+  return absl::StrCat("0x", absl::Hex(XXH64(numbers, sizeof(numbers), 0)));
+}
+
+void TraceArgs::Begin(absl::string_view name) {
+  absl::StrAppend(&members_, members_.empty() ? "\"" : ",\"", name, "\":");
+}
+
+TraceArgs& TraceArgs::Add(absl::string_view name, uint64_t value) {
+  Begin(name);
+  absl::StrAppend(&members_, value);
+  return *this;
+}
+
+TraceArgs& TraceArgs::Add(absl::string_view name, int64_t value) {
+  Begin(name);
+  absl::StrAppend(&members_, value);
+  return *this;
+}
+
+TraceArgs& TraceArgs::Add(absl::string_view name, double value) {
+  Begin(name);
+  char text[32];
+  const char* const end = std::to_chars(text, text + sizeof(text), value).ptr;
+  const absl::string_view number(text, static_cast<size_t>(end - text));
+  absl::StrAppend(&members_, std::isfinite(value) ? "" : "\"", number, std::isfinite(value) ? "" : "\"");
+  return *this;
+}
+
+TraceArgs& TraceArgs::Add(absl::string_view name, const std::vector<uint32_t>& values) {
+  Begin(name);
+  absl::StrAppend(&members_, "[", absl::StrJoin(values, ","), "]");
+  return *this;
 }
 
 TraceRows::Row TraceRows::Place(const std::string& name, bool nests, TimePoint begin, TimePoint end) {
@@ -86,7 +134,7 @@ TraceRows::Row TraceRows::Place(const std::string& name, bool nests, TimePoint b
 absl::StatusOr<std::unique_ptr<TraceWriter>> TraceWriter::Open(const std::string& path, const TracedSteps& steps) {
   std::unique_ptr<BatchedFile> file;
   if (!path.empty()) {
-    const nlohmann::ordered_json end = {{"name", "ps_end"}, {"ph", "M"}, {"pid", kPid}, {"tid", 0}};
+    const Json end = {{"name", "ps_end"}, {"ph", "M"}, {"pid", kPid}, {"tid", 0}};
     PS_ASSIGN_OR_RETURN(
         file, BatchedFile::Open(
                   {.flag = "--trace_file", .path = path, .max_file_bytes = kMaxBytes, .at_end = end.dump() + "\n]\n"}));
@@ -100,30 +148,29 @@ TraceWriter::TraceWriter(std::unique_ptr<BatchedFile> file, const TracedSteps& s
       steps_(steps),
       start_(Now() - std::chrono::nanoseconds(std::llround(SecondsSinceStart() * 1e9))) {}
 
-double TraceWriter::Micros(TimePoint at) const { return MicrosOf(at - start_); }
+std::string TraceWriter::Micros(TimePoint at) const { return MicrosOf(at - start_); }
 
 void TraceWriter::Begin(const TraceProcess& process) {
   if (!enabled()) return;
   const double unix_s = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   const std::string name = absl::StrCat(process.program == "ps_server" ? "server, shard " : "worker, rank ",
                                         process.number, " on ", HostName());
-  const nlohmann::ordered_json about = {{"name", kTraceProcessEvent},
-                                        {"ph", "M"},
-                                        {"pid", kPid},
-                                        {"tid", 0},
-                                        {"args",
-                                         {{"program", process.program},
-                                          {process.who, process.number},
-                                          {"job", process.job},
-                                          {"host", HostName()},
-                                          {"process", getpid()},
-                                          {"program_version", kVersion},
-                                          // When this file's time 0 was, by three clocks.
-                                          {"clock", ClockId()},
-                                          {"steady_ns", std::chrono::nanoseconds(start_.time_since_epoch()).count()},
-                                          {"unix_s", unix_s - SecondsSinceStart()}}}};
-  const nlohmann::ordered_json named = {
-      {"name", "process_name"}, {"ph", "M"}, {"pid", kPid}, {"tid", 0}, {"args", {{"name", name}}}};
+  const Json about = {{"name", kTraceProcessEvent},
+                      {"ph", "M"},
+                      {"pid", kPid},
+                      {"tid", 0},
+                      {"args",
+                       {{"program", process.program},
+                        {process.who, process.number},
+                        {"job", process.job},
+                        {"host", HostName()},
+                        {"process", getpid()},
+                        {"program_version", kVersion},
+                        // When this file's time 0 was, by three clocks.
+                        {"clock", ClockId()},
+                        {"steady_ns", std::chrono::nanoseconds(start_.time_since_epoch()).count()},
+                        {"unix_s", unix_s - SecondsSinceStart()}}}};
+  const Json named = {{"name", "process_name"}, {"ph", "M"}, {"pid", kPid}, {"tid", 0}, {"args", {{"name", name}}}};
   MutexLock lock(mutex_);
   if (std::exchange(begun_, true)) return;
   file_->Append(Line(about) + Line(named));
@@ -138,40 +185,27 @@ void TraceWriter::Add(const TraceSpan& span) {
   std::string lines;
   if (row.fresh) {
     const std::string name = row.of_name == 0 ? span.row : absl::StrCat(span.row, " (", row.of_name + 1, ")");
-    lines +=
-        Line({{"name", "thread_name"}, {"ph", "M"}, {"pid", kPid}, {"tid", row.number}, {"args", {{"name", name}}}});
-    lines += Line({{"name", "thread_sort_index"},
-                   {"ph", "M"},
-                   {"pid", kPid},
-                   {"tid", row.number},
-                   {"args", {{"sort_index", row.number}}}});
+    absl::StrAppend(&lines, Head("thread_name", "M", row.number), ",\"args\":{\"name\":", Quoted(name), "}},\n",
+                    Head("thread_sort_index", "M", row.number), ",\"args\":{\"sort_index\":", row.number, "}},\n");
   }
-  const double ts = Micros(span.begin);
-  nlohmann::ordered_json event = {{"name", span.name}, {"ph", "X"}, {"pid", kPid},
-                                  {"tid", row.number}, {"ts", ts},  {"dur", MicrosOf(end - span.begin)}};
-  if (!span.args.empty()) event["args"] = span.args;
-  lines += Line(event);
+  const std::string ts = Micros(span.begin);
+  absl::StrAppend(&lines, Head(span.name, "X", row.number), ",\"ts\":", ts, ",\"dur\":", MicrosOf(end - span.begin));
+  if (!span.args.empty()) absl::StrAppend(&lines, ",\"args\":{", span.args.members(), "}");
+  lines += "},\n";
   for (const TraceArrow& arrow : span.arrows) {
-    nlohmann::ordered_json part = {{"name", kTraceArrowName},
-                                   {"cat", kTraceArrowName},
-                                   {"ph", Phase(arrow.part)},
-                                   {"pid", kPid},
-                                   {"tid", row.number},
-                                   {"ts", arrow.part == ArrowPart::kLeaves ? ts : Micros(end - kShortest)},
-                                   {"id", ArrowId(arrow.push, arrow.shard)}};
-    if (arrow.part != ArrowPart::kLeaves) part["bp"] = "e";  // It binds to the span that it is in.
-    lines += Line(part);
+    const bool leaves = arrow.part == ArrowPart::kLeaves;
+    // The others bind to the span that they are in.
+    absl::StrAppend(&lines, Head(kTraceArrowName, Phase(arrow.part), row.number), ",\"cat\":\"", kTraceArrowName,
+                    "\",\"ts\":", leaves ? ts : Micros(end - kShortest), ",\"id\":\"", ArrowId(arrow.push, arrow.shard),
+                    "\"", leaves ? "" : ",\"bp\":\"e\"", "},\n");
   }
   file_->Append(lines);
 }
 
-void TraceWriter::AddMark(const std::string& name, TimePoint at, nlohmann::ordered_json args) {
+void TraceWriter::AddMark(const std::string& name, TimePoint at) {
   if (!enabled()) return;
-  nlohmann::ordered_json event = {{"name", name}, {"ph", "i"}, {"s", "p"},
-                                  {"pid", kPid},  {"tid", 0},  {"ts", Micros(at)}};
-  if (!args.empty()) event["args"] = std::move(args);
   MutexLock lock(mutex_);
-  if (begun_) file_->Append(Line(event));
+  if (begun_) file_->Append(absl::StrCat(Head(name, "i", 0), ",\"s\":\"p\",\"ts\":", Micros(at), "},\n"));
 }
 
 }  // namespace ps

@@ -10,11 +10,10 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include <nlohmann/json.hpp>
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "common/batched_file.h"
 #include "common/clock.h"
 #include "common/sync.h"
@@ -49,6 +48,25 @@ struct TraceArrow {
   uint32_t shard = 0;
 };
 
+// What else there is to say of a span, as JSON. It is written by hand: a worker traces each of its steps, which may
+// take less than a millisecond.
+class TraceArgs {
+ public:
+  TraceArgs& Add(absl::string_view name, uint64_t value);
+  TraceArgs& Add(absl::string_view name, uint32_t value) { return Add(name, uint64_t{value}); }
+  TraceArgs& Add(absl::string_view name, int64_t value);
+  TraceArgs& Add(absl::string_view name, double value);  // One that is not finite is a text.
+  TraceArgs& Add(absl::string_view name, const std::vector<uint32_t>& values);
+
+  bool empty() const { return members_.empty(); }
+  const std::string& members() const { return members_; }
+
+ private:
+  void Begin(absl::string_view name);
+
+  std::string members_;
+};
+
 // Something that took time.
 struct TraceSpan {
   // Spans of a row follow each other or are nested. Of others that overlap, each goes to a row of its own.
@@ -57,7 +75,7 @@ struct TraceSpan {
   std::string name;
   TimePoint begin;
   TimePoint end;
-  nlohmann::ordered_json args = {};
+  TraceArgs args = {};
   std::vector<TraceArrow> arrows = {};
 };
 
@@ -106,13 +124,14 @@ class TraceWriter {
   void Begin(const TraceProcess& process);
   void Add(const TraceSpan& span);
   // A mark without length, over all rows.
-  void AddMark(const std::string& name, TimePoint at, nlohmann::ordered_json args = {});
+  void AddMark(const std::string& name, TimePoint at);
 
   bool Flush(TimePoint deadline) { return !enabled() || file_->Flush(deadline); }
 
  private:
   TraceWriter(std::unique_ptr<BatchedFile> file, const TracedSteps& steps);
-  double Micros(TimePoint at) const;
+  // "1234.567": of the file's time.
+  std::string Micros(TimePoint at) const;
 
   const std::unique_ptr<BatchedFile> file_;  // Null: it drops everything.
   const TracedSteps steps_;

@@ -142,6 +142,7 @@ int main(int argc, char** argv) {
       running = nullptr;
       started = false;
     }
+    if (!(*server)->rolled_back() && page != nullptr) page->AwaitLastLook();
     if (!(*server)->rolled_back()) return ended.ok() ? kExitDone : Complain("ps_server", ended, kExitFailed);
     lineage.again = true;
   }

@@ -3,10 +3,12 @@
 #include <unistd.h>
 #include <algorithm>
 #include <fstream>
+#include <mutex>
 #include <random>
 #include <utility>
 #include <vector>
 
+#include <grpcpp/ext/channelz_service_plugin.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 #include <spdlog/spdlog.h>
@@ -17,6 +19,7 @@
 #include "common/optimizers/optimizer.h"
 #include "common/status.h"
 #include "server/transport/control_service.h"
+#include "server/transport/reflection_service.h"
 
 namespace ps {
 namespace {
@@ -53,24 +56,26 @@ int64_t MemoryBytes() {
 }
 
 ShardOptions MakeShardOptions(const ServerOptions& options) {
-  return {.job = options.job,
-          .shard = options.shard,
-          .num_shards = options.num_shards,
-          .max_workers = options.most_workers(),
-          .mode = ModeOptionsOf(options),
-          .optimizer = options.optimizer,
-          .hyperparameters = options.hyperparameters,
-          .schedule = options.schedule,
-          .clip = options.clip,
-          .apply_threads = ApplyThreads(options.apply_threads),
-          .max_versions = static_cast<size_t>(options.max_versions),
-          .memory_bytes = static_cast<uint64_t>(MemoryBytes()),
-          .max_inflight_bytes = options.max_inflight_bytes,
-          .max_parked = options.max_parked,
-          .wire = WireFormatOf(options),
-          .stream = *ParseStreamWhen(options.stream),
-          .takes_checkpoints = !options.checkpoint_dir.empty(),
-          .settings = SharedSettings(options)};
+  return {
+      .job = options.job,
+      .shard = options.shard,
+      .num_shards = options.num_shards,
+      .max_workers = options.most_workers(),
+      .mode = ModeOptionsOf(options),
+      .optimizer = options.optimizer,
+      .hyperparameters = options.hyperparameters,
+      .schedule = options.schedule,
+      .clip = options.clip,
+      .apply_threads = ApplyThreads(options.apply_threads),
+      .max_versions = static_cast<size_t>(options.max_versions),
+      .memory_bytes = static_cast<uint64_t>(MemoryBytes()),
+      .max_inflight_bytes = options.max_inflight_bytes,
+      .max_parked = options.max_parked,
+      .wire = WireFormatOf(options),
+      .stream = *ParseStreamWhen(options.stream),
+      .takes_checkpoints = !options.checkpoint_dir.empty(),
+      .traced_steps = options.trace_file.empty() ? std::nullopt : std::optional(*ParseTracedSteps(options.trace_steps)),
+      .settings = SharedSettings(options)};
 }
 
 // Calls of workers on their way, before it is known whose they are; each has a heartbeat and one more call at a time.
@@ -103,6 +108,12 @@ int64_t MaxShardElements(const ServerOptions& options) {
 uint64_t RandomGeneration() {
   std::random_device random;
   return NewLine(random()) + 1;
+}
+
+// Every gRPC server of this process that is built from now on has the service, so it is asked for once.
+void AddChannelz() {
+  static std::once_flag once;
+  std::call_once(once, grpc::channelz::experimental::InitChannelzService);
 }
 
 ChiefOptions MakeChiefOptions(const ServerOptions& options) {
@@ -152,6 +163,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   std::unique_ptr<Server> server(new Server(options, lineage, page));
   PS_ASSIGN_OR_RETURN(server->metrics_, MetricsWriter::Open(options.metrics_file, "shard"));
   server->metrics_->set_number(options.shard);
+  PS_RETURN_IF_ERROR(server->OpenTrace());
   PS_RETURN_IF_ERROR(server->OpenCheckpoints());
   if (options.shard == 0) PS_RETURN_IF_ERROR(server->MakeChief(stop));
   enter(StartPhase::kListening);
@@ -167,6 +179,17 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   if (server->chief_ != nullptr) server->beat_ = std::thread([self = server.get()] { self->Beat(); });
   server->ticker_ = std::thread([self = server.get()] { self->Tick(); });
   return server;
+}
+
+// The process has one trace, whatever generations it serves.
+absl::Status Server::OpenTrace() {
+  if (lineage_.trace == nullptr) {
+    PS_ASSIGN_OR_RETURN(lineage_.trace,
+                        TraceWriter::Open(options_.trace_file, *ParseTracedSteps(options_.trace_steps)));
+  }
+  lineage_.trace->Begin({.program = "ps_server", .who = "shard", .number = options_.shard, .job = options_.job});
+  if (lineage_.again) lineage_.trace->AddMark("the job goes back to a checkpoint", Now());
+  return absl::OkStatus();
 }
 
 absl::Status Server::MakeChief(const std::stop_token& stop) {
@@ -199,7 +222,7 @@ absl::Status Server::Listen() {
         DescribeTransport(*with_transport.mutable_status());
         pass_on(with_transport);
       },
-      metrics_.get(), store_.get());
+      metrics_.get(), store_.get(), lineage_.trace.get());
   router_ = std::make_unique<CallRouter>(MakeCallLimits(options_));
   health_ = std::make_unique<HealthService>(*router_);
   data_service_ = std::make_unique<GrpcDataService>(*shard_, *router_, options_.long_links);
@@ -210,6 +233,10 @@ absl::Status Server::Listen() {
   } else {
     router_->Refuse("/ps.v1.Chief/",
                     absl::UnimplementedError("this server is not the chief; name the address of server 0"));
+  }
+  if (options_.debug_services) {
+    HandleReflection(*router_);
+    AddChannelz();
   }
   grpc::ServerBuilder builder;
   SetServerArguments(builder, ToChrono(options_.lease), options_.long_links);
@@ -298,6 +325,10 @@ void Server::Tick() {
 void Server::TellPage(TimePoint now) {
   if (page_ == nullptr || now < tell_page_at_) return;
   tell_page_at_ = now + kTellPage;
+  page_->Observe(SnapshotForPage(now));
+}
+
+PageSnapshot Server::SnapshotForPage(TimePoint now) const {
   PageSnapshot snapshot{.unix_ms = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
                                                              std::chrono::system_clock::now().time_since_epoch())
                                                              .count()),
@@ -305,7 +336,7 @@ void Server::TellPage(TimePoint now) {
                         .address = AdvertisedAddress(),
                         .health = Health()};
   if (chief_ != nullptr) snapshot.job = chief_->Status(now);
-  page_->Observe(std::move(snapshot));
+  return snapshot;
 }
 
 absl::Status Server::Health() const {
@@ -438,6 +469,7 @@ absl::Status Server::Wait() {
   grpc_->Shutdown(std::chrono::system_clock::now() +
                   (phase == v1::PHASE_FINISHED ? std::chrono::milliseconds(kFinishLinger) : kShutdownGrace));
   metrics_->Write("end", {{"version", shard_->Status(Now()).version()}, {"phase", v1::Phase_Name(phase)}});
+  if (page_ != nullptr) page_->Observe(SnapshotForPage(Now()));
   if (phase == v1::PHASE_FINISHED && !failure.empty()) return absl::DataLossError(failure);
   return phase == v1::PHASE_FAILED ? absl::AbortedError(failure) : absl::OkStatus();
 }

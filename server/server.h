@@ -76,6 +76,7 @@ class Server {
   Server(const ServerOptions& options, Lineage* lineage, JobPage* page);
   bool takes_checkpoints() const { return !options_.checkpoint_dir.empty(); }
   absl::Status OpenCheckpoints();
+  absl::Status OpenTrace();
   // FAILED_PRECONDITION: with these flags the job has ended because something was not finite.
   absl::Status CheckFlagsAfterNotFinite() const;
   // Whether the folder has parts of checkpoints that were complete once, though none is now. What is found is logged.
@@ -103,6 +104,7 @@ class Server {
   std::chrono::nanoseconds TakeSuspension(TimePoint now);
   // Each second, what the page shows.
   void TellPage(TimePoint now);
+  PageSnapshot SnapshotForPage(TimePoint now) const;
   absl::Status Health() const;
   // Every 10 s, whom the job waits for.
   void SayWaiting(TimePoint now);

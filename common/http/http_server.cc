@@ -46,6 +46,9 @@ constexpr std::pair<const char*, const char*> kSecurityHeaders[] = {
     {"Cross-Origin-Resource-Policy", "same-origin"},
 };
 
+// Those that are shut down are closed soon after.
+size_t MostSockets(const HttpServerOptions& options) { return 2 * options.max_connections; }
+
 }  // namespace
 
 // One connection, as this side knows it.
@@ -53,6 +56,7 @@ struct HttpConnection {
   int socket = -1;
   uint64_t waits_since = 0;  // A number that grows with each connection and each answer.
   bool answering = false;    // A whole request is here, and its answer is not sent yet.
+  bool evicted = false;      // It is shut down, and libmicrohttpd will close it.
 };
 
 struct HttpServer::Daemon {
@@ -63,9 +67,14 @@ struct HttpServer::Daemon {
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;
 
+  // Those that are not shut down.
+  size_t open() const {
+    return static_cast<size_t>(std::count_if(connections.begin(), connections.end(),
+                                             [](const HttpConnection& each) { return !each.evicted; }));
+  }
   // Takes the socket over.
   void Add(FileDescriptor socket, const sockaddr* address, socklen_t bytes);
-  // Closes the connection that has waited for its next request for longest. Returns whether there was one.
+  // Shuts down the connection that has waited for its next request for longest. Returns whether there was one.
   bool EvictIdle();
   MHD_Result Answer(MHD_Connection* connection, const HttpResponse& response);
   // What is wrong with the request as such, before its path is looked at.
@@ -226,19 +235,20 @@ MHD_Result HttpServer::Daemon::Answer(MHD_Connection* connection, const HttpResp
 bool HttpServer::Daemon::EvictIdle() {
   HttpConnection* oldest = nullptr;
   for (HttpConnection& each : connections) {
-    if (!each.answering && (oldest == nullptr || each.waits_since < oldest->waits_since)) oldest = &each;
+    if (each.answering || each.evicted) continue;
+    if (oldest == nullptr || each.waits_since < oldest->waits_since) oldest = &each;
   }
   if (oldest == nullptr) return false;
-  oldest->answering = true;             // It is not chosen again.
+  oldest->evicted = true;
   shutdown(oldest->socket, SHUT_RDWR);  // libmicrohttpd, whose it is, sees its end, and closes it.
-  MHD_run(mhd);
   return true;
 }
 
 void HttpServer::Daemon::Add(FileDescriptor socket, const sockaddr* address, socklen_t bytes) {
-  while (connections.size() >= options.max_connections && EvictIdle()) continue;
-  if (connections.size() >= options.max_connections) {
-    const std::string text = absl::StrCat(connections.size(), " connections are being answered, the limit\n");
+  if (open() >= options.max_connections) MHD_run(mhd);  // It reads the requests that have come, so these do not wait.
+  const bool full = open() >= options.max_connections && !EvictIdle();
+  if (full || connections.size() >= MostSockets(options)) {
+    const std::string text = absl::StrCat(open(), " connections are open, the limit\n");
     const std::string answer =
         absl::StrCat("HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: text/plain\r\n",
                      "Content-Length: ", text.size(), "\r\nRetry-After: 1\r\n\r\n", text);
@@ -260,12 +270,11 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpServerOptions 
       new HttpServer(std::move(options), std::move(endpoint), std::move(sockets), std::move(wake)));
   Daemon& daemon = *server->daemon_;
   // Without a thread or a socket of its own: this side decides who is taken in.
-  daemon.mhd =
-      MHD_start_daemon(MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET, 0, nullptr, nullptr, &OnRequest, &daemon,
-                       MHD_OPTION_CONNECTION_MEMORY_LIMIT, kConnectionBytes, MHD_OPTION_CONNECTION_LIMIT,
-                       static_cast<unsigned>(server->options_.max_connections) + 1, MHD_OPTION_CONNECTION_TIMEOUT,
-                       server->options_.idle_s, MHD_OPTION_NOTIFY_CONNECTION, &OnConnection, &daemon,
-                       MHD_OPTION_NOTIFY_COMPLETED, &OnRequestCompleted, &daemon, MHD_OPTION_END);
+  daemon.mhd = MHD_start_daemon(MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET, 0, nullptr, nullptr, &OnRequest, &daemon,
+                                MHD_OPTION_CONNECTION_MEMORY_LIMIT, kConnectionBytes, MHD_OPTION_CONNECTION_LIMIT,
+                                static_cast<unsigned>(MostSockets(server->options_)), MHD_OPTION_CONNECTION_TIMEOUT,
+                                server->options_.idle_s, MHD_OPTION_NOTIFY_CONNECTION, &OnConnection, &daemon,
+                                MHD_OPTION_NOTIFY_COMPLETED, &OnRequestCompleted, &daemon, MHD_OPTION_END);
   const MHD_DaemonInfo* const info =
       daemon.mhd == nullptr ? nullptr : MHD_get_daemon_info(daemon.mhd, MHD_DAEMON_INFO_EPOLL_FD);
   if (info == nullptr) return Unavailable(flag, ": libmicrohttpd does not start");

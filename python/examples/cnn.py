@@ -109,13 +109,13 @@ def main() -> None:
                 opt.zero_grad()
                 loss = torch.nn.functional.cross_entropy(model(x), y)
                 loss.backward()
-                opt.record(loss=loss.item())
+                opt.report(loss=loss)
                 opt.step()
                 scheduler.step()
             if opt.lead:
                 with opt.idle("evaluating"):
                     right = accuracy(model, test)
-                opt.evaluated(accuracy=right)
+                opt.report(split="test", accuracy=right)
                 print(f"epoch {epoch + 1}: test accuracy {100 * right:.1f} %", flush=True)
     if opt.rank == 0:
         seconds = time.monotonic() - began

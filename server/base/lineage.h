@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 
 #include "common/clock.h"
+#include "common/trace.h"
 #include "server/base/job_counts.h"
 
 namespace ps {
@@ -22,6 +24,7 @@ struct Lineage {
   uint64_t first_number = 0;                   // The first checkpoint that it took itself; 0: none yet.
   std::map<std::string, std::string> damaged;  // Paths of checkpoints that could not be restored, and why.
   JobCounts counts;                            // Where it has been the chief.
+  std::shared_ptr<TraceWriter> trace;          // The process's; null until the first generation has opened it.
   TimePoint lost_at;                           // When the chief was lost, if this is another server.
 };
 

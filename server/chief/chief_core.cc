@@ -109,16 +109,14 @@ void ChiefCore::OnShardGone(uint32_t shard, uint64_t connection, TimePoint now) 
 }
 
 void ChiefCore::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint now) {
-  if (report.has_status() && shard < job_.shards().size()) {
+  std::optional<std::vector<ToShard>> received = shard_streams_.Receive(shard, report);
+  if (received.has_value()) Add(*std::move(received));
+  if (report.has_status()) {  // It says nothing else.
     v1::ShardStatusReply status = report.status();
     status.set_shard(shard);
-    job_.progress().OnShardStatus(std::move(status));
+    return job_.progress().OnShardStatus(std::move(status));
   }
-  // Such a report has nothing else to say, but for what was received.
-  if (report.has_status() && report.number() == 0) return (void)shard_streams_.Receive(shard, report);
-  std::optional<std::vector<ToShard>> received = shard_streams_.Receive(shard, report);
   if (!received.has_value()) return;
-  Add(*std::move(received));
   const JobState::ReportOutcome outcome = job_.OnReport(shard, report, now);
   TellDecisions(outcome.decided);
   for (const v1::NormTotals& totals : outcome.norms) {

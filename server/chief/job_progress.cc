@@ -74,18 +74,15 @@ std::chrono::nanoseconds GrowthRate::Span(TimePoint now) const {
 // ---- Events
 
 JobProgress::Terms JobProgress::TermsOf(const Mode& mode) {
-  Terms terms = {.synchronous = mode.synchronous(), .ranks_wait = mode.ranks_wait()};
-  if (!mode.policy().has_local_steps()) return terms;
-  const v1::LocalSteps& local = mode.policy().local_steps();
-  terms.takes_rounds = true;
-  terms.round_batches = local.exchange() == v1::LocalSteps::AVERAGE_GRADIENTS ? 0 : local.steps();
-  return terms;
+  return {.synchronous = mode.synchronous(),
+          .ranks_wait = mode.ranks_wait(),
+          .takes_rounds = mode.policy().has_local_steps()};
 }
 
 void JobProgress::OnRunning(uint64_t version, uint64_t samples, TimePoint now) {
   running_since_ = last_version_ = now;
   version_ = version;
-  left_samples_ += samples;
+  first_samples_ = samples;
   versions_.Add(version_, now);
   samples_.Add(Samples(), now);
 }
@@ -120,7 +117,6 @@ void JobProgress::OnReport(const Member& member, const v1::WorkerReport& told, T
   const uint64_t before = worker.report.has_value() ? worker.report->steps() : 0;
   if (!worker.report.has_value()) worker.steps = {};  // It was of what is counted otherwise.
   v1::WorkerReport& report = worker.report.emplace(told);
-  has_reports_ = true;
   if (report.steps() > before) OnBatches(now);
   report.set_link(Printable(report.link(), kMaxWordBytes));
   report.set_device(Printable(report.device(), kMaxWordBytes));
@@ -177,7 +173,7 @@ void JobProgress::Look(const Membership& members, TimePoint now) {
     worker.steps.Add(StepsOf(worker, member), now);
   }
   if (!running_since_.has_value()) return;
-  highest_step_ = Step(members);
+  highest_steps_.Add(highest_step_, now);
   versions_.Add(version_, now);
   samples_.Add(Samples(), now);
   FindSlow(members, now);
@@ -222,9 +218,10 @@ double JobProgress::RateOf(const Member& member, TimePoint now) const {
 uint64_t JobProgress::Samples() const {
   uint64_t samples = left_samples_;
   for (const auto& [rank, worker] : workers_) samples += worker.report.has_value() ? worker.report->samples() : 0;
-  if (has_reports_ || shards_.empty()) return samples;
-  const v1::ShardStatusReply& shard = shards_.begin()->second;  // Workers that tell nothing still push.
-  return samples + shard.applied_samples() + shard.dropped_samples();
+  // Workers that tell nothing, or have told nothing yet, still push.
+  const uint64_t pushed =
+      shards_.empty() ? 0 : shards_.begin()->second.applied_samples() + shards_.begin()->second.dropped_samples();
+  return first_samples_ + std::max(samples, pushed);
 }
 
 std::optional<v1::LossRange> JobProgress::Loss() const {
@@ -236,40 +233,19 @@ std::optional<v1::LossRange> JobProgress::Loss() const {
   return loss.has_value() ? loss : last_loss_;
 }
 
-uint64_t JobProgress::Step(const Membership& members) const {
-  if (terms_.synchronous) return version_;
-  uint64_t highest = highest_step_;
-  for (const auto& [rank, member] : members.members()) {
-    const auto worker = workers_.find(rank);
-    const bool tells = !terms_.takes_rounds && worker != workers_.end() &&
-                       worker->second.incarnation == member.incarnation && worker->second.report.has_value();
-    highest = std::max(highest, tells ? member.start_step + worker->second.report->steps() : member.step);
-  }
-  return highest;
-}
-
-uint64_t JobProgress::AllSteps() const {
-  if (!terms_.takes_rounds) return all_steps_;
-  const uint64_t batches = terms_.round_batches;
-  return batches == 0 ? 0 : (all_steps_ + batches - 1) / batches;
-}
-
 double JobProgress::LeftSeconds(const Membership& members, TimePoint now) const {
-  if (terms_.synchronous && !terms_.takes_rounds) {
-    const double rate = versions_.PerSecond(version_, now);
-    return all_steps_ > version_ && rate > 0 ? static_cast<double>(all_steps_ - version_) / rate : 0;
-  }
+  const auto time = [](uint64_t all, uint64_t made, double rate) {
+    return all > made && rate > 0 ? static_cast<double>(all - made) / rate : 0;
+  };
+  if (terms_.synchronous) return time(all_steps_, version_, versions_.PerSecond(version_, now));
+  if (terms_.takes_rounds) return time(all_steps_, highest_step_, highest_steps_.PerSecond(highest_step_, now));
   // Each goes on by itself, and the job is done when the last one is.
   double left = 0;
   for (const auto& [rank, member] : members.members()) {
     const auto worker = workers_.find(rank);
     if (member.done || worker == workers_.end() || !worker->second.report.has_value()) continue;
     const v1::WorkerReport& report = *worker->second.report;
-    const uint64_t made = report.steps() + (terms_.takes_rounds ? 0 : member.start_step);
-    const double rate = RateOf(member, now);
-    if (report.all_steps() > made && rate > 0) {
-      left = std::max(left, static_cast<double>(report.all_steps() - made) / rate);
-    }
+    left = std::max(left, time(report.all_steps(), member.start_step + report.steps(), RateOf(member, now)));
   }
   return left;
 }
@@ -298,8 +274,8 @@ void JobProgress::Fill(const Membership& members, TimePoint now, v1::ProgressSta
   progress.set_worker_losses(all.worker_losses);
   progress.set_checkpoint_failures(all.checkpoint_failures);
   progress.set_dropped_reports(all.dropped_reports);
-  progress.set_step(Step(members));
-  progress.set_all_steps(AllSteps());
+  progress.set_step(terms_.synchronous ? version_ : highest_step_);
+  progress.set_all_steps(all_steps_);
   progress.set_samples(Samples());
   if (const auto loss = Loss(); loss.has_value()) *progress.mutable_loss() = *loss;
   for (const auto& [split, evaluation] : evaluations_) *progress.add_evaluations() = evaluation;

@@ -4,6 +4,7 @@
 // A pure value: no locks, no I/O, no clock. Bounded by the number of ranks and shards.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -51,10 +52,9 @@ class JobProgress {
  public:
   // What of the mode matters here.
   struct Terms {
-    bool synchronous = false;    // Version v + 1 is made of the pushes of step v.
-    bool ranks_wait = false;     // For others: then who is slower than others holds them up.
-    bool takes_rounds = false;   // A push comes after several batches.
-    uint64_t round_batches = 1;  // So many; 0: it differs.
+    bool synchronous = false;   // Version v + 1 is made of the pushes of step v.
+    bool ranks_wait = false;    // For others: then who is slower than others holds them up.
+    bool takes_rounds = false;  // A push comes after several batches.
   };
   static Terms TermsOf(const Mode& mode);
 
@@ -66,6 +66,8 @@ class JobProgress {
   void OnRunning(uint64_t version, uint64_t samples, TimePoint now);
   // All shards have made this version.
   void OnVersion(uint64_t version, TimePoint now);
+  // Some rank has made so many steps, and none more.
+  void OnStep(uint64_t highest) { highest_step_ = std::max(highest_step_, highest); }
   // A member tells this; what is older than what it has told before is ignored, and what cannot be is put right.
   void OnReport(const Member& member, const v1::WorkerReport& report, TimePoint now);
   // A member has come further in its round.
@@ -109,15 +111,13 @@ class JobProgress {
   double RateOf(const Member& member, TimePoint now) const;
   uint64_t Samples() const;
   std::optional<v1::LossRange> Loss() const;
-  uint64_t Step(const Membership& members) const;
-  uint64_t AllSteps() const;
   double LeftSeconds(const Membership& members, TimePoint now) const;
   double MedianStep() const;
   void FindSlow(const Membership& members, TimePoint now);
   void AddSlowest(uint32_t rank, const v1::WorkerReport& report);
 
   const Terms terms_;
-  JobCounts counts_;  // But for reports that members have dropped.
+  JobCounts counts_;  // Without the reports that present members have dropped.
   std::optional<TimePoint> running_since_;
   uint64_t version_ = 0;
   TimePoint last_version_;    // When it was made, or the job began to run.
@@ -126,12 +126,13 @@ class JobProgress {
   std::deque<double> steps_;  // The seconds that the last versions took.
   GrowthRate versions_;
   GrowthRate samples_;
+  GrowthRate highest_steps_;
   std::map<uint32_t, Worker> workers_;                 // The key is the rank.
-  uint64_t left_samples_ = 0;                          // Of members that have left, and before the job ran.
-  uint64_t highest_step_ = 0;                          // Of any rank, where they go on by themselves.
+  uint64_t first_samples_ = 0;                         // They had passed before the job ran.
+  uint64_t left_samples_ = 0;                          // Members that have left had so many.
+  uint64_t highest_step_ = 0;                          // A rank's, where they go on by themselves.
   uint64_t all_steps_ = 0;                             // The largest budget that was told.
-  bool has_reports_ = false;                           // Some worker has told something.
-  std::optional<v1::LossRange> last_loss_;             // Of who has left.
+  std::optional<v1::LossRange> last_loss_;             // As it was last known.
   std::map<std::string, v1::Evaluation> evaluations_;  // By split.
   std::vector<v1::SlowestStep> slowest_;               // The slowest first.
   std::set<uint32_t> slow_;

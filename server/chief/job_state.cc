@@ -97,6 +97,7 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
   if (news.applied) {
     replacements_.OnProgress();
     progress_.OnVersion(shards_.lowest_applied_version(), now);
+    if (!mode().synchronous()) progress_.OnStep(shards_.highest_step());
   }
   if (shard == 0) {
     dropped_samples_ = std::max(dropped_samples_, report.dropped_samples());

@@ -207,6 +207,11 @@ ABSL_FLAG(std::string, http_runs, "",
 ABSL_FLAG(bool, debug_services, false,
           "answer gRPC's reflection, by which grpcurl knows this server's calls, and channelz, which shows its "
           "connections");
+ABSL_FLAG(std::string, trace_file, "",
+          "write when pushes arrived and versions were made to this file, for Perfetto; at most 64 MiB (ps_ctl "
+          "merge_traces puts those of all processes together)");
+ABSL_FLAG(std::string, trace_steps, "",
+          "with --trace_file: trace these steps alone, FIRST:LAST, of which either may be left out; empty: all");
 
 namespace ps {
 
@@ -322,6 +327,8 @@ ServerOptions ServerOptionsFromFlags() {
   options.http_listen = absl::GetFlag(FLAGS_http_listen);
   options.http_runs = absl::GetFlag(FLAGS_http_runs);
   options.debug_services = absl::GetFlag(FLAGS_debug_services);
+  options.trace_file = absl::GetFlag(FLAGS_trace_file);
+  options.trace_steps = absl::GetFlag(FLAGS_trace_steps);
   return options;
 }
 
@@ -350,6 +357,8 @@ absl::Status CheckServerFlags(const CommandLine& line) {
                      .idle = absl::GetFlag(FLAGS_checkpoint_dir).empty(),
                      .why = "without --checkpoint_dir there are no checkpoints"});
   }
+  flags.push_back(
+      {.flag = "trace_steps", .idle = absl::GetFlag(FLAGS_trace_file).empty(), .why = "there is no --trace_file"});
   const uint32_t num_workers = absl::GetFlag(FLAGS_num_workers);
   const bool elastic =
       absl::GetFlag(FLAGS_min_workers).value_or(num_workers) < absl::GetFlag(FLAGS_max_workers).value_or(num_workers);

@@ -127,6 +127,7 @@ void CheckCheckpoints(const ServerOptions& options, Problems& problems) {
   problems.Check(ParseCheckpointEvery(options.checkpoint_every).status());
   problems.CheckRange("keep_checkpoints", options.keep_checkpoints, 1U, kMaxCheckpoints);
   problems.CheckRange("server_timeout", options.server_timeout, absl::Milliseconds(100), absl::Hours(24));
+  problems.Check(ParseTracedSteps(options.trace_steps).status());
   problems.CheckRange("cut_timeout", options.cut_timeout, absl::Milliseconds(10), absl::Minutes(10));
 }
 

@@ -78,6 +78,8 @@ struct ServerOptions {
   std::string http_listen;      // Where the page and metrics are served: HOST:PORT; empty: they are not.
   std::string http_runs;        // A folder of earlier runs' metrics files, which the page shows beside the job's.
   bool debug_services = false;  // gRPC's reflection and channelz.
+  std::string trace_file;
+  std::string trace_steps;  // ParseTracedSteps.
 
   uint32_t least_workers() const { return min_workers.value_or(num_workers); }
   uint32_t most_workers() const { return max_workers.value_or(num_workers); }

@@ -11,6 +11,7 @@
 #include "common/clock.h"
 #include "common/optimizers/optimizer.h"
 #include "common/schedule.h"
+#include "common/trace.h"
 #include "common/wire_type.h"
 #include "server/base/unix_time.h"
 #include "server/config/mode_options.h"
@@ -57,6 +58,7 @@ struct ShardOptions {
   StreamWhen stream = StreamWhen::kAuto;
   bool shared_memory = false;  // Weights lie in memory that processes of this host may be given to read.
   bool takes_checkpoints = false;
+  std::optional<TracedSteps> traced_steps = {};      // Unset: nothing is traced.
   std::map<std::string, std::string> settings = {};  // The flags that all servers share.
   std::function<TimePoint()> clock = Now;
   std::function<uint64_t()> unix_ms = UnixMs;  // The wall clock, for who watches the job.

@@ -1,11 +1,13 @@
 #include "server/page/job_page.h"
 
 #include <chrono>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/endpoint.h"
 #include "common/history/job_json.h"
+#include "common/http/host_check.h"
 #include "common/http/job_site.h"
 #include "common/metrics.h"
 #include "common/status.h"
@@ -17,12 +19,24 @@ namespace {
 
 // A server that says nothing for so long hangs, or is between two generations of its job.
 constexpr std::chrono::seconds kMaxSilence(5);
+// The page asks once a second, and later where the server is slow.
+constexpr std::chrono::milliseconds kLooksAgain(3000);
+constexpr std::chrono::milliseconds kLastLook(1500);
+constexpr std::chrono::seconds kLookAtRuns(10);  // Which runs there are in a folder is looked up no more often.
 
 uint64_t UnixMs() {
   return static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
           .count());
 }
+
+bool HasEnded(const PageSnapshot& snapshot) {
+  const v1::Phase phase = snapshot.job.has_value() ? snapshot.job->phase() : v1::PHASE_UNSPECIFIED;
+  return phase == v1::PHASE_FINISHED || phase == v1::PHASE_FAILED || phase == v1::PHASE_SHUT_DOWN;
+}
+
+// An IPv6 address as endpoints have it, without brackets.
+bool IsAddress(const std::string& host) { return host.find(':') != std::string::npos; }
 
 bool IsAnyAddress(const std::string& host) { return host == "0.0.0.0" || host == "::"; }
 
@@ -36,11 +50,9 @@ std::string AdvertisedHost(const ServerOptions& options) {
 std::vector<std::string> HostNames(const ServerOptions& options, const Endpoint& listen) {
   std::vector<std::string> names;
   if (const std::string advertised = AdvertisedHost(options); !advertised.empty()) names.push_back(advertised);
-  if (IsAnyAddress(listen.host)) {
-    names.push_back(HostName());
-  } else if (names.empty() || names.front() != listen.host) {
-    names.push_back(listen.host);
-  }
+  const std::string own = IsAnyAddress(listen.host) ? HostName() : listen.host;
+  if (names.empty() || names.front() != own) names.push_back(own);
+  std::erase_if(names, [](const std::string& name) { return IsOwnHost(name, {}) || IsAddress(name); });
   return names;
 }
 
@@ -82,9 +94,8 @@ absl::StatusOr<std::unique_ptr<JobPage>> JobPage::Start(const ServerOptions& opt
   return page;
 }
 
-JobPage::JobPage(PageFacts facts, std::string runs_folder) : facts_(std::move(facts)), history_(UnixMs()) {
-  (void)runs_folder;
-}
+JobPage::JobPage(PageFacts facts, std::string runs_folder)
+    : facts_(std::move(facts)), history_(UnixMs()), earlier_runs_(std::move(runs_folder)) {}
 
 JobPage::~JobPage() { server_.reset(); }
 
@@ -92,12 +103,22 @@ void JobPage::Observe(PageSnapshot snapshot) {
   {
     MutexLock lock(mutex_);
     const bool posted = handed_over_.has_value();
+    job_ended_ = HasEnded(snapshot);
     handed_over_ = std::move(snapshot);
     if (posted) return;
   }
   if (server_->Post([this] { TakeSnapshot(); })) return;
   MutexLock lock(mutex_);
   handed_over_.reset();
+}
+
+void JobPage::AwaitLastLook() {
+  {
+    MutexLock lock(mutex_);
+    if (!job_ended_ || !asked_at_.has_value() || Now() - *asked_at_ > kLooksAgain) return;
+  }
+  // There may be several browsers, and nothing tells which of them asked: no event says that all have.
+  std::this_thread::sleep_for(kLastLook);
 }
 
 void JobPage::TakeSnapshot() {
@@ -127,6 +148,10 @@ absl::Status JobPage::Health() const {
 }
 
 absl::StatusOr<nlohmann::ordered_json> JobPage::JobJsonNow() {
+  {
+    MutexLock lock(mutex_);
+    asked_at_ = Now();
+  }
   if (!shown_.has_value()) return absl::UnavailableError("the server is starting");
   nlohmann::ordered_json json = JobJson(shown_->job.has_value() ? *shown_->job : OwnPart(facts_, *shown_));
   if (!shown_->job.has_value()) {
@@ -135,12 +160,22 @@ absl::StatusOr<nlohmann::ordered_json> JobPage::JobJsonNow() {
     json["chief"] = facts_.chief;
     json["unix_ms"] = shown_->unix_ms;
   }
+  json["runs"] = RunNames();
   return json;
+}
+
+const std::vector<std::string>& JobPage::RunNames() {
+  const TimePoint now = Now();
+  if (now >= look_at_runs_at_) {
+    run_names_ = earlier_runs_.Names();
+    look_at_runs_at_ = now + kLookAtRuns;
+  }
+  return run_names_;
 }
 
 absl::StatusOr<nlohmann::ordered_json> JobPage::SeriesJsonNow(const std::string& cursor, const std::string& run) {
   if (run.empty()) return history_.SeriesJson(cursor);
-  return NotFound("there is no run ", run);
+  return earlier_runs_.SeriesJson(run, cursor, static_cast<double>(UnixMs()) / 1000);
 }
 
 std::string JobPage::MetricsNow() const {

@@ -7,11 +7,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "common/history/history.h"
+#include "common/history/metrics_files.h"
 #include "common/http/http_server.h"
 #include "common/sync.h"
 #include "server/config/options.h"
@@ -35,6 +37,10 @@ class JobPage {
   // The newest is shown from soon on. One that comes while the one before it is not looked at yet takes its place.
   void Observe(PageSnapshot snapshot);
 
+  // The server is about to end. If its job has ended, and a browser looks at it, this returns a little later than a
+  // second: then each browser has asked once more, and shows how the job ended. Else it returns at once.
+  void AwaitLastLook();
+
  private:
   JobPage(PageFacts facts, std::string runs_folder);
   HttpResponse Answer(const HttpRequest& request);
@@ -44,16 +50,23 @@ class JobPage {
   absl::StatusOr<nlohmann::ordered_json> JobJsonNow();
   absl::StatusOr<nlohmann::ordered_json> SeriesJsonNow(const std::string& cursor, const std::string& run);
   std::string MetricsNow() const;
+  // Of earlier runs, as of a few seconds ago.
+  const std::vector<std::string>& RunNames();
 
   // The HTTP server's thread uses these.
   const PageFacts facts_;
   std::optional<PageSnapshot> shown_;  // Nothing: the server has said nothing yet.
   TimePoint shown_at_;
   History history_;
+  EarlierRuns earlier_runs_;
+  std::vector<std::string> run_names_;
+  TimePoint look_at_runs_at_;
 
   std::string address_;
   Mutex mutex_;
   std::optional<PageSnapshot> handed_over_ ABSL_GUARDED_BY(mutex_);  // Until the thread has looked at it.
+  std::optional<TimePoint> asked_at_ ABSL_GUARDED_BY(mutex_);        // When a browser asked last how the job is.
+  bool job_ended_ ABSL_GUARDED_BY(mutex_) = false;                   // As the last snapshot says.
   std::unique_ptr<HttpServer> server_;                               // Last: its thread uses the others.
 };
 

@@ -1,6 +1,7 @@
 #include "server/page/metric_families.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -13,6 +14,7 @@
 #include "absl/strings/strip.h"
 #include "common/distribution.h"
 #include "common/program.h"
+#include "common/text.h"
 
 namespace ps {
 namespace {
@@ -75,6 +77,14 @@ class Families {
   std::vector<MetricFamily> families_;
 };
 
+// 0.1, and not 0.10000000149011612, which is the double of this float.
+double AsDecimal(float value) {
+  const std::string text = ExactText(value);
+  double decimal = value;
+  std::from_chars(text.data(), text.data() + text.size(), decimal);
+  return decimal;
+}
+
 // PHASE_SHUT_DOWN is shut_down.
 std::string PhaseLabel(v1::Phase phase) {
   std::string name = v1::Phase_Name(phase);
@@ -120,7 +130,7 @@ void AddShard(const PageSnapshot& snapshot, Families& families) {
   families.Gauge("ps_clock_gap_steps", "Steps between the rank that is farthest ahead and the one farthest behind.");
   families.Add(static_cast<double>(shard.clock_gap_steps()));
   families.Gauge("ps_learning_rate", "The learning rate that the next version is made with.");
-  families.Add(shard.learning_rate());
+  families.Add(AsDecimal(shard.learning_rate()));
   families.Gauge("ps_last_update_timestamp_seconds", "When the last version was made, in Unix seconds.");
   if (shard.last_update_unix_ms() > 0) {
     families.Add(static_cast<double>(shard.last_update_unix_ms()) * kMillisecond);

@@ -30,11 +30,13 @@ bool IsFinite(const v1::StateSlice& state, Isa isa) {
 
 }  // namespace
 
-Shard::Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* metrics, CheckpointStore* store)
+Shard::Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* metrics, CheckpointStore* store,
+             TraceWriter* trace)
     : options_(options),
       report_(std::move(report)),
       metrics_(metrics),
       store_(store),
+      trace_(trace),
       core_(options, pool_,
             {.built =
                  [this](const std::vector<size_t>& slices) {

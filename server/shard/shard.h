@@ -42,7 +42,9 @@ class Shard {
   // The mode and optimizer must be known (ValidateServerOptions). `report` tells the chief; `metrics` outlives the
   // shard. `store` writes and reads checkpoints, and must not call the shard any more once that has ended; null: there
   // are no checkpoints.
-  Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* metrics, CheckpointStore* store = nullptr);
+  // `trace` outlives the shard, too; null: nothing is traced.
+  Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* metrics, CheckpointStore* store = nullptr,
+        TraceWriter* trace = nullptr);
   ~Shard();
 
   // ---- From the chief
@@ -165,6 +167,9 @@ class Shard {
   void Do(ReadCheckpoint& read);
   void Do(KeepCheckpoints& keep) { store_->Keep(keep.from, keep.newest); }
   void Do(WriteMetric& metric) { metrics_->Write(metric.event, metric.fields); }
+  void Do(VersionTrace& version) {
+    if (trace_ != nullptr) Write(version, *trace_);
+  }
   void Do(LetGo& let_go) { let_go.what.clear(); }
   // Builds this, and what follows from it.
   void Build(Updater::Part part);
@@ -175,6 +180,7 @@ class Shard {
   const ReportFunction report_;
   MetricsWriter* const metrics_;
   CheckpointStore* const store_;
+  TraceWriter* const trace_;
   const Isa isa_ = BestIsa();
   Outbox<ShardAction> outbox_{[this](ShardAction& action) { std::visit([this](auto& each) { Do(each); }, action); }};
   mutable Mutex mutex_;

@@ -72,10 +72,11 @@ void ShardCore::SetView(const v1::View& view, absl::StatusOr<ShardMemory>& memor
     state_.record.OnRunning(*told_status_at_);
   } else {
     Release(state_.cut.End());
-    if (told_status_at_.has_value()) TellStatus(options_.clock());  // The last one.
-    told_status_at_.reset();
   }
   Report(state_.untold.Take());  // Whom a step needs may be others now.
+  if (state_.job.running() || !told_status_at_.has_value()) return;
+  TellStatus(options_.clock());  // The last one.
+  told_status_at_.reset();
 }
 
 void ShardCore::SetLayout(absl::StatusOr<ShardMemory>& memory) {
@@ -273,6 +274,9 @@ void ShardCore::OnEnded(const Updater::Ended& ended) {
       Record(version.pushes);
       state_.record.OnVersion(version, now);
       for (const HyperparameterTimeline::Change& change : state_.updater.TakeEffective(version)) OnChanged(change);
+      if (options_.traced_steps.has_value() && IsTraced(*options_.traced_steps, version)) {
+        actions_.emplace_back(TraceOf(options_.shard, state_.job.view().generation(), version, now));
+      }
       if (has_metrics_) Metric("apply", Updater::Update::Fields(version, now));
     }
     const std::optional<float> told = state_.updater.told_learning_rate();

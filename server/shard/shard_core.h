@@ -21,6 +21,7 @@
 #include "server/engine/updater.h"
 #include "server/shard/build_streams.h"
 #include "server/shard/shard_state.h"
+#include "server/shard/version_trace.h"
 
 namespace ps {
 
@@ -54,7 +55,7 @@ struct LetGo {
   std::vector<std::shared_ptr<const void>> what;
 };
 using ShardAction = std::variant<TellChief, AnswerClient, ToldSlices, WriteCheckpoint, ReadCheckpoint, KeepCheckpoints,
-                                 WriteMetric, LetGo>;
+                                 WriteMetric, VersionTrace, LetGo>;
 
 // What follows from an event.
 struct ShardReady {

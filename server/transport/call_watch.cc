@@ -166,6 +166,12 @@ void CallRouter::Handle(const std::string& path, Maker maker) {
   Check(makers_.emplace(path, std::move(maker)).second, "a path has one maker");
 }
 
+std::set<std::string> CallRouter::Services() const {
+  std::set<std::string> services;
+  for (const auto& [path, maker] : makers_) services.insert(path.substr(1, path.rfind('/') - 1));
+  return services;
+}
+
 absl::Status CallRouter::RefusalOf(const std::string& path) const {
   for (const auto& [prefix, error] : refusals_) {
     if (path.starts_with(prefix)) return error;

@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -133,6 +134,8 @@ class CallRouter final : public grpc::CallbackGenericService {
       return Begun(std::make_shared<Call>(watch_, context, args...));
     });
   }
+  // Whose calls are handled by now: "ps.v1.Chief".
+  std::set<std::string> Services() const;
   // Calls of paths that begin with `prefix` and that nobody handles get this error, not UNIMPLEMENTED.
   void Refuse(const std::string& prefix, const absl::Status& error) { refusals_.emplace_back(prefix, error); }
 

@@ -197,11 +197,24 @@ TEST_CASE("News that comes before the chief has said that it takes reports is to
   Reader chief;
   Member member(chief);
   member.heartbeats.Start();
-  member.heartbeats.AddPush(0, 8);
+  member.heartbeats.AddStep(OneBatch(0), 0);
   Pass(member, kSecond);
   CHECK(chief.heartbeats().empty());
   member.heartbeats.TakesReports(true);
   Pass(member, {});
+  REQUIRE(chief.reports().size() == 1);
+  CHECK(chief.reports()[0].samples() == 8);
+}
+
+TEST_CASE("A first push is told a second later, so that a worker that tells of its batches has done so") {
+  Reader chief;
+  Member member(chief);
+  member.heartbeats.Start();
+  member.heartbeats.TakesReports(true);
+  member.heartbeats.AddPush(0, 8);
+  Pass(member, kSecond - std::chrono::nanoseconds(1));
+  CHECK(chief.heartbeats().empty());
+  Pass(member, std::chrono::nanoseconds(1));
   REQUIRE(chief.reports().size() == 1);
   CHECK(chief.reports()[0].samples() == 8);
 }
@@ -290,7 +303,7 @@ TEST_CASE("A report says how many bytes went through which links, and on which d
   heartbeats.TakesReports(true);
   traffic->CountSent(Traffic::Link::kUnix, 100);
   traffic->CountReceived(Traffic::Link::kUnix, 70);
-  heartbeats.AddPush(0, 1);
+  heartbeats.AddStep(OneBatch(0), 0);
   timer.RunDue();
   heartbeats.Stop();
   REQUIRE(chief.reports().size() == 1);

@@ -148,8 +148,8 @@ TEST_CASE("A step of more than ten medians is told with where its time went, onc
   for (; step < 30; ++step) CHECK_FALSE(slow.Add(Took(step, 0.02), now).has_value());
   CHECK_FALSE(slow.Add(Took(step++, 0.2), now).has_value());
   CHECK(slow.Add(Took(30, 0.4), now) ==
-        "step 30 took 0.4 s, where the median is 0.02 s: forward 0.1 s, backward 0 s, push 0 s, wait 0.3 s, pull 0 s, "
-        "other 0 s");
+        "step 30 took 0.40 s, where the median is 20.00 ms: forward 0.10 s, backward 0.00 ms, push 0.00 ms, "
+        "wait 0.30 s, pull 0.00 ms, other 0.00 ms");
   now += std::chrono::milliseconds(9999);
   CHECK_FALSE(slow.Add(Took(32, 0.4), now).has_value());
   now += std::chrono::milliseconds(1);

@@ -3,11 +3,15 @@
 Skipped (a line that begins with SKIPPED:) where no Docker engine runs. PS_START_DOCKER names a program that makes one
 available, if it is set.
 """
+import http.client
 import json
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
+import threading
+import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 UP_TIMEOUT_S = 1200
@@ -37,14 +41,50 @@ def find_compose():
     return None, "there is no Docker Compose"
 
 
+def free_address():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return "127.0.0.1:%d" % listener.getsockname()[1]
+
+
+class PageWatcher:
+    """Asks a page for its job twice a second, as long as it is entered, and notes the modes and phases that it saw."""
+
+    def __init__(self, address):
+        self.seen = set()
+        self._url = f"http://{address}/api/v1/job"
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self):
+        while not self._ended.wait(0.5):
+            try:
+                with urllib.request.urlopen(self._url, timeout=5) as answer:
+                    job = json.load(answer)
+            except (OSError, http.client.HTTPException, ValueError):  # No job is there, or it has not begun, or just ended.
+                continue
+            self.seen.add((job["mode"], job["phase"]))
+
+
 def main():
     compose, reason = find_compose()
     if compose is None:
         print(f"SKIPPED: {reason}")
         return
-    demo = subprocess.run([ROOT / "deploy/compose-demo.sh"], env=os.environ | {"EPOCHS": "1"}, capture_output=True,
-                          text=True, timeout=DEMO_TIMEOUT_S)
+    page = free_address()
+    with PageWatcher(page) as watcher:
+        demo = subprocess.run([ROOT / "deploy/compose-demo.sh"], env=os.environ | {"EPOCHS": "1", "PAGE": page},
+                              capture_output=True, text=True, timeout=DEMO_TIMEOUT_S)
     print(demo.stdout[-8000:], demo.stderr[-8000:])
+    assert f"page, while it trains: http://{page}" in demo.stderr
+    assert ("bsp", "running") in watcher.seen and ("asp", "running") in watcher.seen, watcher.seen
     # How much faster and how accurate asp is after one epoch is chance on a busy machine; that it is said is not.
     assert demo.returncode in (0, 1), demo.returncode
     lines = demo.stdout.splitlines()

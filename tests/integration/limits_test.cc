@@ -47,6 +47,7 @@ class LoneServer {
              .max_parked = max_parked,
              .stream = StreamWhen::kAlways},
             [this](const v1::ShardReport& report) {
+              if (report.has_status()) return;
               MutexLock lock(mutex);
               waiting_for = report.waiting_for();
             },

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -326,6 +327,19 @@ def test_servers_that_are_to_keep_running_end_on_ctrl_c(script: Script, flag: st
         job.await_output("the servers run until Ctrl-C")
         job.process.send_signal(signal.SIGINT)
         assert job.await_end() == 0
+
+
+@needs_programs
+def test_where_each_servers_page_is_is_said(script: Script) -> None:
+    flags = ("--servers=2", "--http_listen=127.0.0.1:0", "--keep_running", "--optimizer=sgd")
+    with psrun(*flags, script(REAL_WORKER), "--steps=5") as job:
+        job.await_output("the servers run until Ctrl-C")
+        pages = job.await_output(r"\[server [01]\] page at (http://127\.0\.0\.1:[0-9]+)\n", times=2)
+        for page in pages:
+            with urllib.request.urlopen(page.decode() + "/healthz", timeout=TIMEOUT_S) as answer:
+                assert answer.status == 200
+        job.process.send_signal(signal.SIGINT)
+        assert job.await_end() == 0, job.text
 
 
 def test_what_servers_are_started_with() -> None:

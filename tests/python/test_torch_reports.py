@@ -41,7 +41,7 @@ def test_each_step_is_told_with_its_loss_and_where_its_time_went(fakes: Jobs) ->
     optimizer.step()
     assert [told["step"] for told in client.reports] == [0, 1, 2, 3]
     assert [told["samples"] for told in client.reports] == [4, 4, 4, 4]
-    assert client.reports[0]["loss"] == pytest.approx(float(loss_of(mlp(), 0, 0)))
+    assert client.reports[0]["loss"] == pytest.approx(loss_of(mlp(), 0, 0).item())
     assert client.reports[3]["loss"] is None  # It was not told, and that of the step before does not count twice.
     for told in client.reports:
         assert told["forward_s"] > 0

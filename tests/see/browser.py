@@ -96,3 +96,13 @@ class Browser:
     def close(self) -> None:
         """Ends the browser."""
         self.driver.quit()
+
+
+def axe_violations(browser: Browser) -> list[str]:
+    """What axe-core finds wrong, by rule and by the first element."""
+    axe_core_python = pytest.importorskip("axe_core_python", reason="axe_core_python is not installed")
+    script = next(Path(axe_core_python.__file__).parent.rglob("axe.min.js")).read_text()
+    # Through the debugger, which the page's policy does not hold up.
+    browser.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": script})
+    result = browser.driver.execute_async_script("axe.run(document).then(arguments[0])")
+    return [f"{each['id']}: {each['help']}: {each['nodes'][0]['html'][:200]}" for each in result["violations"]]

@@ -62,6 +62,7 @@ class FixtureJob:
         self.hosts = [f"host-{'abcd'[rank % 4]}" for rank in range(workers)]
         self.phase = "running"
         self.failure = ""
+        self.checkpoint_failure = ""
         self.straggler: int | None = None
         self.stopped: int | None = None
         self.stopped_s = 0.0
@@ -287,7 +288,7 @@ class FixtureJob:
                 "path": "ckpt/version-900",
                 "version": self.step // 30 * 30,
                 "age_s": self.t % 30,
-                "failure": "",
+                "failure": self.checkpoint_failure,
                 "writing_s": 0,
                 "writing": "",
             },

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +25,16 @@ def get(address: str, path: str) -> str:
     with urllib.request.urlopen(address + path, timeout=WAIT_LIMIT_S) as answer:
         body: bytes = answer.read()
     return body.decode()
+
+
+def is_well(address: str) -> bool:
+    """What its /healthz says: not before the server's first look at itself, a second after it listens."""
+    try:
+        return get(address, "/healthz") != ""
+    except urllib.error.HTTPError as error:
+        if error.code != 503:
+            raise
+        return False
 
 
 def wait_until(what: str, condition: Callable[[], Any], limit_s: float = WAIT_LIMIT_S) -> Any:
@@ -56,6 +68,8 @@ class ObservedJob:
                 self._start_server(shard, servers, workers, server_flags)
             for rank in range(workers):
                 self.workers.append(self.start_worker(rank, *worker_flags))
+            for page in self.pages:
+                wait_until(f"{page} is well", functools.partial(is_well, page))
         except BaseException:
             self.end()
             raise

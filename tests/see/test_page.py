@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from browser import Browser, needs_browser
+from browser import Browser, axe_violations, needs_browser
 from fixture_job import FixtureJob
 from fixture_server import FixtureServer
 
 pytestmark = needs_browser
 
-DRAWN = "document.querySelector('#loss .chart canvas').offsetHeight > 0"
+DRAWN = "document.querySelector('#loss .chart canvas')?.offsetHeight > 0"
 CHARTS = ("loss", "accuracy", "speed", "steps", "rate", "phases", "held-up", "staleness")
 HOSTILE = """<img src=x onerror="document.title='taken'"><script>document.title='taken'</script>'&quot;"""
 
@@ -49,16 +48,6 @@ def shown_points(browser: Browser, panel: str) -> int:
 def worker_rows(browser: Browser) -> list[str]:
     """The rows of the workers' table as text."""
     return list(browser.run("return [...document.querySelectorAll('#workers tbody tr')].map(row => row.innerText)"))
-
-
-def axe_violations(browser: Browser) -> list[str]:
-    """What axe-core finds wrong, by rule and by the first element."""
-    axe_core_python = pytest.importorskip("axe_core_python", reason="axe_core_python is not installed")
-    script = next(Path(axe_core_python.__file__).parent.rglob("axe.min.js")).read_text()
-    # Through the debugger, which the page's policy does not hold up.
-    browser.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": script})
-    result = browser.driver.execute_async_script("axe.run(document).then(arguments[0])")
-    return [f"{each['id']}: {each['help']}: {each['nodes'][0]['html'][:200]}" for each in result["violations"]]
 
 
 def test_charts_move_as_the_job_goes_on(page: Browser, job: FixtureJob) -> None:
@@ -246,6 +235,22 @@ def test_lines_are_drawn_over_steps_and_samples(page: Browser, job: FixtureJob) 
         assert page.run("return Chart.getChart(document.querySelector('#loss .chart canvas')).scales.x.max") == last
 
 
+def test_what_came_after_a_rollback_is_drawn_over_the_same_steps(page: Browser, job: FixtureJob) -> None:
+    most = job.step
+    job.step -= 600
+    for _ in range(10):
+        job.tick()
+    assert job.step < most
+    page.wait(f"document.querySelector('#headline').innerText.includes('{job.step:,}')")
+    page.run("document.querySelector('input[value=steps]').click()")
+    assert page.run("return Chart.getChart(document.querySelector('#loss .chart canvas')).scales.x.max") == most
+    drawn = page.run(
+        """const chart = Chart.getChart(document.querySelector('#loss .chart canvas'));
+        return chart.getDatasetMeta(2).data.filter(point => !point.skip && point.x <= chart.chartArea.right).length"""
+    )
+    assert drawn == len(job.series["loss"].points)
+
+
 def test_a_logarithmic_scale_and_a_line_can_be_chosen(page: Browser) -> None:
     page.run("document.querySelector('#loss .tools button').click()")
     assert (
@@ -341,6 +346,17 @@ def test_a_loss_that_is_not_a_number_is_said(page: Browser, job: FixtureJob) -> 
     assert math.isfinite(values) and values < 10
     assert page.console() == []
     page.screenshot("nan")
+
+
+def test_what_went_wrong_is_said(page: Browser, job: FixtureJob) -> None:
+    job.checkpoint_failure = "the disk is full"
+    page.wait("document.querySelector('#tile-checkpoint').innerText.includes('the disk is full')")
+    assert "the disk is full" in page.text("#servers-now")
+    job.phase, job.failure = "failed", "rank 2 <w2> told weights of another shape"
+    page.wait("document.body.dataset.state === 'failed'")
+    assert "failed at step" in page.text("#headline").lower()
+    assert job.failure in page.text("#headline")
+    assert page.text("#announcement") == f"The job failed. {job.failure}"
 
 
 def test_names_are_shown_as_they_are(page: Browser, job: FixtureJob) -> None:

@@ -135,7 +135,7 @@ TEST_CASE("An older report that comes late is ignored, and what members that hav
   }
 }
 
-TEST_CASE("Samples are those of the pushes, where no worker tells of any") {
+TEST_CASE("Samples are those of the pushes, as long as workers tell of fewer") {
   Watched job;
   v1::ShardStatusReply shard;
   shard.set_applied_samples(70);
@@ -143,7 +143,9 @@ TEST_CASE("Samples are those of the pushes, where no worker tells of any") {
   job.progress.OnShardStatus(shard);
   CHECK(job.Status().samples() == 77);
   job.Tell(0, Report(1, 2, 20));
-  CHECK(job.Status().samples() == 20);
+  CHECK(job.Status().samples() == 77);
+  job.Tell(1, Report(1, 9, 90));
+  CHECK(job.Status().samples() == 110);
 }
 
 TEST_CASE("The loss is of what each worker told last, and shows a loss that is not a number") {
@@ -225,7 +227,9 @@ TEST_CASE("Where nobody waits, a rank that makes less than half the steps of the
   CHECK(job.Worker(3).slow());
   CHECK_FALSE(job.Worker(2).slow());
   CHECK(job.Worker(3).steps_per_s() == Approx(4));
-  CHECK(job.Status().step() == 120);  // The highest of a rank.
+  job.progress.OnStep(120);
+  job.progress.OnStep(119);  // Another shard has not got so far.
+  CHECK(job.Status().step() == 120);
   CHECK(job.Status().steps_per_s() == Approx(33));
   for (int second = 0; second < 12; ++second) job.Second({10, 10, 9, 9}, 38);
   CHECK_FALSE(job.Worker(3).slow());
@@ -269,16 +273,30 @@ TEST_CASE("A job is stuck without a version for ten seconds and ten median steps
 }
 
 TEST_CASE("A job is not stuck in a long round, as long as batches of it are told") {
-  Watched job({.synchronous = true, .ranks_wait = true, .takes_rounds = true, .round_batches = 100});
+  Watched job({.synchronous = true, .ranks_wait = true, .takes_rounds = true});
   for (int second = 0; second < 60; ++second) job.Second({1, 1, 0, 0});
   CHECK_FALSE(job.progress.StuckFor(job.now).has_value());
   for (int second = 0; second < 11; ++second) job.Second({0, 0, 0, 0});
   CHECK(job.progress.StuckFor(job.now) == seconds(71));
+}
 
-  v1::WorkerReport report = Report(1000, 60, 600);
-  report.set_all_steps(1050);
-  job.Tell(0, report);
-  CHECK(job.Status().all_steps() == 11);  // Rounds; the last one is shorter.
+TEST_CASE(
+    "Where ranks go on by themselves, the time that is left is the slowest rank's, and in rounds the first one's") {
+  for (const bool rounds : {false, true}) {
+    CAPTURE(rounds);
+    Watched job({.synchronous = false, .ranks_wait = false, .takes_rounds = rounds}, 2);
+    for (int second = 0; second < 12; ++second) {
+      job.progress.OnStep(2 * static_cast<uint64_t>(second + 1));
+      job.Second({20, 10}, 3);
+    }
+    for (const uint32_t rank : {0U, 1U}) {
+      v1::WorkerReport report = Report(100, rank == 0 ? 240 : 120, 1);
+      report.set_all_steps(rounds ? 44 : 440);
+      job.Tell(rank, report);
+    }
+    CHECK(job.Status().step() == 24);
+    CHECK(job.Status().left_s() == Approx(rounds ? 10 : 32));
+  }
 }
 
 TEST_CASE("For how long others waited for a rank is what the shard says that says most") {

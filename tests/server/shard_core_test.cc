@@ -86,6 +86,29 @@ TEST_CASE("Whoever brings the last slice of a small version builds it, and only 
   CHECK(asp.built.empty());
 }
 
+TEST_CASE("A version of a step that is traced is told of with the times of its pushes, and no other is") {
+  ShardOptions options;
+  options.traced_steps = TracedSteps{.first = 1, .last = 1};
+  Core asp("asp", options);
+  for (uint64_t step = 0; step < 3; ++step) {
+    const ShardReady arrived = asp.Push(0, step, 1);
+    const TimePoint completed = asp.now;
+    REQUIRE(arrived.part.update != nullptr);
+    arrived.part.update->Build(arrived.part.slices);
+    asp.now += std::chrono::milliseconds(5);
+    const ShardReady ready = asp.core->OnBuilt(arrived.part.slices, /*caller_builds=*/true);
+    const auto traced = Only<VersionTrace>(ready);
+    REQUIRE(traced.size() == (step == 1 ? 1 : 0));
+    if (step != 1) continue;
+    CHECK(traced[0]->version == 2);
+    CHECK(traced[0]->published - traced[0]->committed == std::chrono::milliseconds(5));
+    REQUIRE(traced[0]->contributions.size() == 1);
+    CHECK(traced[0]->contributions[0].push.step == 1);
+    CHECK(traced[0]->contributions[0].completed == completed);
+    CHECK(traced[0]->contributions[0].began == completed);
+  }
+}
+
 TEST_CASE("Pushes that come while a version is built are the next one, of whoever is at it if it can build more") {
   for (const bool can : {true, false}) {
     CAPTURE(can);

@@ -27,7 +27,8 @@ class Recorded {
   // "rank: seconds", of all who have held others up.
   std::string HeldUp() const {
     std::string text;
-    for (const v1::RankSeconds& held : Status().held_up()) {
+    const v1::ShardStatusReply status = Status();
+    for (const v1::RankSeconds& held : status.held_up()) {
       absl::StrAppend(&text, text.empty() ? "" : ", ", held.rank(), ": ", held.seconds());
     }
     return text;

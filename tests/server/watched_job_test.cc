@@ -34,7 +34,8 @@ std::vector<v1::ShardReport> Statuses(T& test) {
 
 std::string HeldUp(T& test) {
   std::string text;
-  for (const v1::RankSeconds& held : test.shard.Status(test.now).held_up()) {
+  const v1::ShardStatusReply status = test.shard.Status(test.now);
+  for (const v1::RankSeconds& held : status.held_up()) {
     absl::StrAppend(&text, text.empty() ? "" : ", ", held.rank(), ": ", held.seconds());
   }
   return text;
@@ -135,8 +136,7 @@ TEST_CASE("In ssp the time for which a call is parked is the slowest rank's, and
   REQUIRE(asp.Add(1, 0, {1, 1, 1, 1}).ok());
   REQUIRE(asp.Answer(1, 0).ok());
   CHECK(asp.shard.Status(asp.now).clock_gap_steps() == 4);
-  const auto& staleness = asp.shard.Status(asp.now).staleness();
-  CHECK(staleness.sum() == 1 + 2 + 3 + 4 + 5);  // All were computed on version 0.
+  CHECK(asp.shard.Status(asp.now).staleness().sum() == 1 + 2 + 3 + 4 + 5);  // All were computed on version 0.
 }
 
 TEST_CASE("A shard tells its status once a second while the job runs, in a report of its own, and once at the end") {
@@ -344,6 +344,45 @@ TEST_CASE("A job that a shard holds up is stuck for that, and for no worker") {
   job.now += milliseconds(10500);
   CHECK(job.Progress().waits_for_size() == 0);
   CHECK(job.Progress().stuck() == "no version for 10 s; step 0: the push of rank 0 is not complete on shard 1");
+}
+
+TEST_CASE("A snapshot of 1,000 ranks, all of which tell all they can, takes milliseconds") {
+  const QuietLog log;
+  constexpr uint32_t kRanks = 1000;
+  Job job("asp", kRanks);
+  v1::WorkerReport report;
+  for (v1::Evaluation* const each : {report.mutable_evaluation(), report.mutable_other_evaluation()}) {
+    each->set_split("test");
+    each->set_accuracy(0.5);
+  }
+  report.mutable_loss()->set_batches(10);
+  report.mutable_seconds()->set_forward(1);
+  report.set_link("shared_memory");
+  for (int slow = 0; slow < 4; ++slow) report.add_slowest()->set_seconds(slow);
+  v1::ShardReport told;
+  for (uint64_t second = 1; second <= 12; ++second) {
+    job.now += seconds(1);
+    report.set_number(second);
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      report.set_steps(second * (1 + rank));
+      job.Beat(rank, second, report);
+      if (second > 1) continue;
+      told.mutable_status()->add_held_up()->set_rank(rank);
+    }
+    job.chief.OnReport(0, told, job.now);
+    job.chief.Tick(job.now);
+  }
+  std::chrono::nanoseconds fastest = seconds(60);
+  for (int i = 0; i < 5; ++i) {
+    const TimePoint began = Now();
+    const v1::StatusReply status = job.chief.Status(job.now);
+    fastest = std::min<std::chrono::nanoseconds>(fastest, Now() - began);
+    REQUIRE(status.workers_size() == kRanks);
+    CHECK(status.workers(0).slow());
+    CHECK_FALSE(status.workers(kRanks - 1).slow());
+  }
+  CAPTURE(Seconds(fastest));
+  CHECK(fastest < (PS_SANITIZED ? seconds(2) : milliseconds(50)));  // 3 ms on a machine that does nothing else.
 }
 
 TEST_CASE("A job counts workers that were lost, and what went wrong in its process' earlier generations") {

@@ -66,9 +66,11 @@ void Heartbeats::AddStep(const StepReport& step, uint64_t unix_ms) {
   ScheduleReport();
 }
 
+// The first one is told a second later: by then a worker has told of its batches, if it does.
 void Heartbeats::AddPush(uint64_t step, uint32_t samples) {
   MutexLock lock(mutex_);
   report_.AddPush(step, samples);
+  if (!reported_at_.has_value()) reported_at_ = timer_.now();
   ScheduleReport();
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "worker/client/training_report.h"
 
@@ -15,6 +16,10 @@ constexpr double kSlowMedians = 10;
 constexpr double kShortestSlowS = 0.1;
 constexpr std::chrono::seconds kSayEvery(10);
 
+std::string Told(double seconds) {
+  return seconds < 0.1 ? absl::StrFormat("%.2f ms", 1000 * seconds) : absl::StrFormat("%.2f s", seconds);
+}
+
 }  // namespace
 
 std::optional<std::string> SlowSteps::Add(const StepReport& step, TimePoint now) {
@@ -24,11 +29,10 @@ std::optional<std::string> SlowSteps::Add(const StepReport& step, TimePoint now)
   Keep(seconds);
   if (!slow || (said_at_.has_value() && now - *said_at_ < kSayEvery)) return std::nullopt;
   said_at_ = now;
-  return absl::StrFormat(
-      "step %d took %.3g s, where the median is %.3g s: forward %.3g s, backward %.3g s, push %.3g s, wait %.3g s, "
-      "pull %.3g s, other %.3g s",
-      step.step, seconds, median_s, step.forward_s, step.backward_s, step.push_s, step.wait_s, step.pull_s,
-      step.other_s);
+  return absl::StrCat("step ", step.step, " took ", Told(seconds), ", where the median is ", Told(median_s),
+                      ": forward ", Told(step.forward_s), ", backward ", Told(step.backward_s), ", push ",
+                      Told(step.push_s), ", wait ", Told(step.wait_s), ", pull ", Told(step.pull_s), ", other ",
+                      Told(step.other_s));
 }
 
 void SlowSteps::Keep(double seconds) {

@@ -22,6 +22,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kShownTracePath = 300;
 constexpr size_t kWrittenAtOnce = 1 << 20;
+constexpr double kBucketUs = 10'000;    // Times are counted in buckets of this length where there is too much.
+constexpr uint64_t kAlignedBytes = 16;  // A line becomes longer by so much at most.
 constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 
 // ---- Clocks
@@ -155,6 +157,7 @@ class TraceReader {
     std::string line;
     while (std::getline(file_, line)) {
       ++line_;
+      bytes_ = line.size();
       const bool whole = !file_.eof();
       while (!line.empty() && (line.back() == ',' || line.back() == '\r')) line.pop_back();
       if (line.empty() || line == "[" || line == "]") continue;
@@ -169,6 +172,8 @@ class TraceReader {
     return std::nullopt;
   }
   bool cut_off() const { return cut_off_; }
+  // Of the event that came last.
+  uint64_t bytes() const { return bytes_; }
 
  private:
   explicit TraceReader(const std::string& path) : path_(path), file_(path) {}
@@ -176,6 +181,7 @@ class TraceReader {
   std::string path_;
   std::ifstream file_;
   int64_t line_ = 0;
+  uint64_t bytes_ = 0;
   bool cut_off_ = false;
 };
 
@@ -198,8 +204,11 @@ struct TraceContent {
   std::string host;
   std::string job;
   TraceClock clock;
+  std::map<int64_t, uint64_t> bytes;  // Of events that have a time, by the number of its bucket.
   bool cut_off = false;
 };
+
+int64_t BucketOf(double us) { return static_cast<int64_t>(std::floor(us / kBucketUs)); }
 
 absl::Status TakeProcess(const Json& event, TraceContent& content) {
   const Json args = event.value("args", Json::object());
@@ -235,6 +244,7 @@ absl::StatusOr<TraceContent> ReadContent(const std::string& path) {
       known = true;
     }
     const std::optional<double> ts = NumberOf(*event, "ts");
+    if (ts.has_value()) content.bytes[BucketOf(*ts)] += reader.bytes() + kAlignedBytes;
     if (!IsArrow(*event) || !ts.has_value()) continue;
     ArrowTimes& arrow = content.clock.arrows[TextOf(*event, "id")];
     const std::string phase = TextOf(*event, "ph");
@@ -303,8 +313,9 @@ class MergedFile {
  private:
   explicit MergedFile(NewFile file) : file_(std::move(file)) {}
   absl::Status Write() {
-    const std::string text = std::exchange(text_, {});
-    return file_.Append(std::span(text.data(), text.size()));
+    absl::Status written = file_.Append(std::span(text_.data(), text_.size()));
+    text_.clear();
+    return written;
   }
 
   NewFile file_;
@@ -323,7 +334,32 @@ std::map<std::string, int> CountEnds(const std::vector<TraceContent>& contents) 
   return ends;
 }
 
-absl::Status AddEvents(const TraceContent& content, double offset_us, size_t pid,
+// When a merged trace is to end, so that it has no more bytes; and when it would end else.
+struct TraceEnd {
+  double at_us = kUnbounded;
+  double last_us = 0;
+};
+
+TraceEnd EndWithin(const std::vector<TraceContent>& contents, const std::vector<AlignedClock>& clocks, double first_us,
+                   uint64_t max_bytes) {
+  std::vector<std::pair<double, uint64_t>> buckets;
+  for (size_t i = 0; i < contents.size(); ++i) {
+    for (const auto& [bucket, bytes] : contents[i].bytes) {
+      buckets.emplace_back(static_cast<double>(bucket) * kBucketUs + clocks[i].offset_us - first_us, bytes);
+    }
+  }
+  std::sort(buckets.begin(), buckets.end());
+  TraceEnd end;
+  uint64_t all = 0;
+  for (const auto& [begin, bytes] : buckets) {
+    all += bytes;
+    if (all > max_bytes) end.at_us = std::min(end.at_us, begin);
+    end.last_us = begin + kBucketUs;
+  }
+  return end;
+}
+
+absl::Status AddEvents(const TraceContent& content, double offset_us, double end_us, size_t pid,
                        const std::map<std::string, int>& ends, MergedFile& merged) {
   PS_ASSIGN_OR_RETURN(TraceReader reader, TraceReader::Open(content.path));
   while (true) {
@@ -336,6 +372,7 @@ absl::Status AddEvents(const TraceContent& content, double offset_us, size_t pid
     }
     (*event)["pid"] = pid;
     if (const std::optional<double> ts = NumberOf(*event, "ts"); ts.has_value()) {
+      if (static_cast<double>(BucketOf(*ts)) * kBucketUs + offset_us >= end_us) continue;
       (*event)["ts"] = std::round((*ts + offset_us) * 1e3) / 1e3;
     }
     PS_RETURN_IF_ERROR(merged.Add(*event));
@@ -344,7 +381,8 @@ absl::Status AddEvents(const TraceContent& content, double offset_us, size_t pid
 
 }  // namespace
 
-absl::StatusOr<std::string> MergeTraces(const std::vector<std::string>& paths, const std::string& output) {
+absl::StatusOr<std::string> MergeTraces(const std::vector<std::string>& paths, const std::string& output,
+                                        uint64_t max_bytes) {
   PS_RETURN_IF_ERROR(CheckWritable("output", output));
   PS_ASSIGN_OR_RETURN(const std::vector<TraceContent> contents, ReadContents(paths));
   std::vector<TraceClock> clocks;
@@ -353,6 +391,7 @@ absl::StatusOr<std::string> MergeTraces(const std::vector<std::string>& paths, c
   const auto by_offset = [](const AlignedClock& a, const AlignedClock& b) { return a.offset_us < b.offset_us; };
   const double first = std::min_element(aligned.begin(), aligned.end(), by_offset)->offset_us;
   const std::map<std::string, int> ends = CountEnds(contents);
+  const TraceEnd end = EndWithin(contents, aligned, first, max_bytes);
   PS_ASSIGN_OR_RETURN(MergedFile merged, MergedFile::Create(output));
   Json about = {{"job", contents.front().job}, {"processes", Json::array()}};
   std::string lines;
@@ -375,9 +414,15 @@ absl::StatusOr<std::string> MergeTraces(const std::vector<std::string>& paths, c
                                    {"pid", pid},
                                    {"tid", 0},
                                    {"args", {{"labels", Describe(aligned[i])}}}}));
-    PS_RETURN_IF_ERROR(AddEvents(content, aligned[i].offset_us - first, pid, ends, merged));
+    PS_RETURN_IF_ERROR(AddEvents(content, aligned[i].offset_us - first, end.at_us, pid, ends, merged));
   }
   const uint64_t events = merged.events();
+  if (end.at_us < kUnbounded) {
+    const std::string part = absl::StrFormat("the first %.2f s of %.2f s", end.at_us / 1e6, end.last_us / 1e6);
+    about["part"] = part;
+    absl::StrAppend(&lines, "  It has ", part, ": all would be more than ", max_bytes >> 20,
+                    " MiB. --trace_steps of servers and workers chooses steps.\n");
+  }
   PS_RETURN_IF_ERROR(merged.Commit(about));
   return absl::StrCat(output, ": ", events, " events of ", contents.size(), " processes; open it at ",
                       "https://ui.perfetto.dev or chrome://tracing\n", lines);

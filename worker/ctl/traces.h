@@ -49,9 +49,12 @@ std::vector<AlignedClock> AlignClocks(const std::vector<TraceClock>& clocks);
 
 // ---- Files
 
-// Writes one Chrome trace of all these files, whose processes may have been killed. What it did, for people: with each
-// clock's error. Errors name the file, and the line: INVALID_ARGUMENT if it is no trace of this project, or is one
-// twice.
-absl::StatusOr<std::string> MergeTraces(const std::vector<std::string>& paths, const std::string& output);
+inline constexpr uint64_t kMaxMergedBytes = 64 << 20;  // Viewers become slow with more.
+
+// Writes one Chrome trace of all these files, whose processes may have been killed. Of more than `max_bytes` it has the
+// beginning. What it did, for people, with each clock's error. Errors name the file, and the line: INVALID_ARGUMENT if
+// it is no trace of this project, or is of another job than the others.
+absl::StatusOr<std::string> MergeTraces(const std::vector<std::string>& paths, const std::string& output,
+                                        uint64_t max_bytes = kMaxMergedBytes);
 
 }  // namespace ps

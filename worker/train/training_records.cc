@@ -102,22 +102,19 @@ void TrainingRecords::Trace(const StepRecord& step) {
     return from + std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
   };
   TraceSpan span = {.row = kComputeRow, .nests = true};
-  const auto add = [&](const char* name, TimePoint begin, TimePoint end, nlohmann::ordered_json args) {
+  const auto add = [&](const char* name, TimePoint begin, TimePoint end, TraceArgs args) {
     span.name = absl::StrCat(name, " ", step.batch);
     span.begin = begin;
     span.end = end;
     span.args = std::move(args);
     trace_->Add(span);
   };
-  add("forward", computed.began, computed.turned,
-      {{"step", step.push.step},
-       {"batch", step.batch},
-       {"version", step.push.version},
-       {"samples", step.samples},
-       {"loss", computed.loss},
-       {"forward_s", computed.forward_s}});
+  TraceArgs forward;
+  forward.Add("step", step.push.step).Add("batch", step.batch).Add("version", step.push.version);
+  forward.Add("samples", step.samples).Add("loss", computed.loss).Add("forward_s", computed.forward_s);
+  add("forward", computed.began, computed.turned, std::move(forward));
   add("backward", computed.turned, computed.ended,
-      {{"step", step.push.step}, {"backward_s", computed.backward_s - computed.update_s}});
+      TraceArgs().Add("step", step.push.step).Add("backward_s", computed.backward_s - computed.update_s));
   if (computed.idle_s > 0) add("idle", computed.ended, after(computed.ended, computed.idle_s), {});
   if (computed.update_s > 0) {
     add("optimizer", computed.update_began, after(computed.update_began, computed.update_s), {});

@@ -59,14 +59,13 @@ function fillOf(chart, {pattern, colour: name}) {
   return pattern === 'plain' ? colour(name) : chart.ctx.createPattern(drawPattern(pattern, name), 'repeat');
 }
 
+// By looking at all: after a rollback steps are not ascending.
 function nearest(data, x) {
-  let [low, high] = [0, data.length - 1];
-  while (high - low > 1) {
-    const middle = (low + high) >> 1;
-    if (data[middle].x < x) low = middle;
-    else high = middle;
-  }
-  return high >= 0 && Math.abs(data[high].x - x) < Math.abs(data[low].x - x) ? high : low;
+  let found = 0;
+  data.forEach((each, i) => {
+    if (Math.abs(each.x - x) <= Math.abs(data[found].x - x)) found = i;
+  });
+  return found;
 }
 
 // Of each line the point that is nearest in x: lines have points at places of their own.
@@ -142,6 +141,20 @@ function timeStep(seconds, width) {
   return steps.find((step) => seconds / step <= most) || Math.ceil(seconds / most / 86400) * 86400;
 }
 
+// Of lines that are all at one height: an axis that begins a little below and ends a little above.
+function roomAround(all) {
+  const values = all.flatMap(({points}) => points.flatMap(({least, mean, largest}) => [least, mean, largest])).filter(Number.isFinite);
+  if (values.length === 0 || values.some((each) => each !== values[0])) return [];
+  const room = Math.abs(values[0]) / 10 || 1;
+  return [values[0] - room, values[0] + room];
+}
+
+// Chart.js ends an axis with a tick, however near the one before it is.
+function withoutOddEnd({ticks}) {
+  const gap = (i) => ticks[i].value - ticks[i - 1].value;
+  if (ticks.length > 2 && gap(ticks.length - 1) < 0.999 * gap(1)) ticks.pop();
+}
+
 // A logarithmic axis has a word at 1, 2 and 5 of each decade only.
 function logTick(value, format) {
   const digit = value / 10 ** Math.floor(Math.log10(value) + 1e-9);
@@ -149,12 +162,11 @@ function logTick(value, format) {
 }
 
 export class LineChart {
-  // `y`: in words for an axis and in full; `zero`: the axis begins at 0; `most`: it ends there at the latest.
-  constructor(canvas, {axisText, fullText, zero = false, most}) {
+  // `y`: in words for an axis and in full; `zero`: the axis begins at 0.
+  constructor(canvas, {axisText, fullText, zero = false}) {
     this.fullText = fullText;
     this.axisText = axisText;
     this.zero = zero;
-    this.most = most;
     this.xText = String;
     this.chart = new Chart(canvas, {
       type: 'line',
@@ -165,7 +177,7 @@ export class LineChart {
         normalized: true,
         interaction: {mode: 'eachNearest', intersect: false},
         scales: {
-          x: {type: 'linear', grid: {drawTicks: false}, ticks: {maxRotation: 0, autoSkipPadding: 24, includeBounds: false, padding: 6, callback: (value) => this.xText(value)}},
+          x: {type: 'linear', bounds: 'data', beginAtZero: true, afterBuildTicks: withoutOddEnd, grid: {drawTicks: false}, ticks: {maxRotation: 0, autoSkipPadding: 24, includeBounds: false, padding: 6, callback: (value) => this.xText(value)}},
           y: this.yScale(false),
         },
         plugins: {
@@ -186,9 +198,6 @@ export class LineChart {
     return {
       type: log ? 'logarithmic' : 'linear',
       beginAtZero: this.zero && !log,
-      suggestedMax: undefined,
-      max: this.most,
-      grace: this.most === undefined ? '4%' : 0,
       grid: {drawTicks: false, drawBorder: false},
       ticks: {padding: 6, maxTicksLimit: 6, callback: (value) => (log ? logTick(value, this.axisText) : this.axisText(value))},
     };
@@ -213,11 +222,12 @@ export class LineChart {
       paint(chart);
     }
     chart.data.datasets = all.flatMap((line) => this.datasetsOf(line, key, log));
-    const first = Math.min(...all.filter((line) => line.points.length).map((line) => line.points[0][key]));
-    const last = Math.max(...all.filter((line) => line.points.length).map((line) => line.points[line.points.length - 1][key]));
-    chart.options.scales.x.ticks.stepSize = key === 't' && Number.isFinite(last) ? timeStep(last, chart.canvas.parentNode.clientWidth) : undefined;
-    chart.options.scales.x.min = Number.isFinite(first) ? Math.min(first, 0) : undefined;
-    chart.options.scales.x.max = Number.isFinite(last) && last > 0 ? last : undefined;
+    // Chart.js looks at the ends of a line only, and after a rollback the last step is not the largest.
+    const last = all.reduce((most, {points}) => points.reduce((x, each) => Math.max(x, each[key]), most), 0);
+    const {x, y} = chart.options.scales;
+    [y.suggestedMin, y.suggestedMax] = roomAround(all);
+    x.suggestedMax = last > 0 ? last : undefined;
+    x.ticks.stepSize = key === 't' && last > 0 ? timeStep(last, chart.canvas.parentNode.clientWidth) : undefined;
     chart.update('none');
   }
 
@@ -227,7 +237,7 @@ export class LineChart {
       return {x: point[key], y: Number.isFinite(y) && !(log && y <= 0) ? y : NaN, point};
     });
     const ink = colour(style.colour);
-    const few = points.length <= 40;
+    const few = points.length * 14 <= this.chart.width;
     const line = {
       name,
       data: data('mean'),

@@ -27,7 +27,7 @@ class Page {
     this.tables = new Tables();
     this.panels = {
       loss: new LinePanel({id: 'loss', title: 'Loss', kind: 'wide', log: true}),
-      accuracy: new LinePanel({id: 'accuracy', title: 'Accuracy', fullText: percent, axisText: percent}),
+      accuracy: new LinePanel({id: 'accuracy', title: 'Accuracy', fullText: percent, axisText: (value) => (value > 1.0001 || value < 0 ? '' : percent(value))}),
       speed: new LinePanel({id: 'speed', title: 'Samples/s', zero: true}),
       steps: new LinePanel({id: 'steps', title: 'Steps/s', zero: true}),
       rate: new LinePanel({id: 'rate', title: 'Learning rate', zero: true}),
@@ -69,6 +69,10 @@ class Page {
     if (restarted) {
       this.snapshots = [];
       this.series = {};
+    }
+    // Workers leave as their job ends: what they did stays.
+    if (ended(job) && !job.workers?.length && this.job?.workers?.length) {
+      job.workers = this.job.workers.map((worker) => ({...worker, state: worker.state === 'done' ? 'done' : 'left', slow: false}));
     }
     this.job = job;
     this.answeredMs = Date.now();

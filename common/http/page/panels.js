@@ -74,7 +74,7 @@ export class LinePanel extends Panel {
     this.fullText = text;
     this.unit = options.unit || '';
     this.chart = new LineChart(this.canvas, {
-      axisText: options.axisText || short, fullText: text, zero: options.zero, most: options.most});
+      axisText: options.axisText || short, fullText: text, zero: options.zero});
     this.hidden = new Set();
     this.lines = [];
     this.view = {axis: 'time', log: false};

@@ -1,7 +1,7 @@
 // The tables of the page: workers, servers, slowest steps; and the list of events.
 import {PHASES} from './charts.js';
 import {LiveTable, element, meter, setHidden, setText} from './dom.js';
-import {ended, heldUpMost} from './top.js';
+import {ended, holdsUp} from './top.js';
 import {bytes, clockTime, duration, figure, known, quantile, whole} from './words.js';
 
 const $ = (id) => document.getElementById(id);
@@ -19,7 +19,7 @@ function remarks(worker, job) {
   if ((job.progress?.waits_for || []).includes(worker.rank)) all.push(['bad', '▲', 'waited for']);
   if (worker.state === 'suspect') all.push(['bad', '?', 'suspect']);
   if (worker.slow) all.push(['warn', '▼', 'slow']);
-  if (heldUpMost(job)?.rank === worker.rank) all.push(['warn', '◆', 'holds up']);
+  if (holdsUp(job, worker)) all.push(['warn', '◆', 'holds up']);
   if (worker.busy_with) all.push(['quiet', '…', worker.busy_with]);
   if (worker.state === 'done') all.push(['quiet', '✓', 'done']);
   return all;
@@ -97,17 +97,17 @@ export class Tables {
       {title: 'Rank', heading: true, number: true, text: (worker) => String(worker.rank)},
       {title: 'State', key: (worker) => JSON.stringify([worker.state, remarks(worker, this.job)]), cell: (worker) => {
         const said = remarks(worker, this.job);
-        return said.length ? said.map((each) => tag(...each)) : tag('good', '●', worker.state);
+        return said.length ? said.map((each) => tag(...each)) : worker.state === 'live' ? tag('good', '●', 'live') : tag('quiet', '·', worker.state);
       }},
       {title: 'Held up others', number: true, hint: 'For how long others waited for this rank', key: (worker) => `${duration(worker.held_up_s)} ${Math.round(200 * this.heldUpShare(worker))}`,
         cell: (worker) => [duration(worker.held_up_s), meter(this.heldUpShare(worker), marked(worker, this.job) ? 'warn' : '')]},
-      {title: 'Last heard', number: true, text: (worker) => (worker.state === 'done' ? '–' : `${duration(worker.last_heard_s)} ago`)},
+      {title: 'Last heard', number: true, text: (worker) => (worker.state !== 'live' && worker.state !== 'suspect' ? '–' : `${duration(worker.last_heard_s)} ago`)},
       {title: 'Step', number: true, text: (worker) => whole(worker.step)},
       {title: 'Steps/s', number: true, text: (worker) => figure(worker.steps_per_s)},
       {title: 'Loss', number: true, text: (worker) => (worker.loss ? figure(worker.loss.mean) : '–')},
       {title: 'Where its time went', key: (worker) => longestPhases(worker.seconds), cell: (worker) => [phaseBar(worker.seconds), element('span', {class: 'small'}, longestPhases(worker.seconds))]},
       {title: 'Name and host', text: (worker) => [worker.name, worker.host].filter(Boolean).join(' on ')},
-      {title: 'Link', text: (worker) => (worker.link || '–').replaceAll('_', ' ')},
+      {title: 'Link', text: (worker) => (worker.link || '–').replaceAll('_', ' ').replaceAll(',', ', ')},
       {title: 'Device', text: (worker) => worker.device || '–'},
       {title: 'Sent', number: true, text: (worker) => bytes(worker.sent_bytes)},
       {title: 'Received', number: true, text: (worker) => bytes(worker.received_bytes)},
@@ -167,7 +167,9 @@ export class Tables {
   spread(distribution) {
     const bounds = this.job.seconds_bounds || [];
     const middle = quantile(distribution?.counts, bounds, 0.5);
-    return middle === null ? '–' : `${duration(middle)}, ${duration(quantile(distribution.counts, bounds, 0.95))}`;
+    // Of what is in the first range no more is known.
+    const text = (seconds) => (seconds <= bounds[0] ? `< ${duration(bounds[0])}` : duration(seconds));
+    return middle === null ? '–' : `${text(middle)}, ${text(quantile(distribution.counts, bounds, 0.95))}`;
   }
 
   show(job) {
@@ -199,7 +201,7 @@ function counts(answers) {
 function summary(workers, job) {
   const of = (state) => workers.filter((worker) => worker.state === state).length;
   const missing = Math.max(0, (job.num_workers || 0) - workers.length);
-  return [[of('live'), 'live'], [of('suspect'), 'suspect'], [of('done'), 'done'], [ended(job) ? 0 : missing, 'missing'], [job.standbys || 0, 'standing by']]
+  return [[of('live'), 'live'], [of('suspect'), 'suspect'], [of('done'), 'done'], [of('left'), 'left'], [ended(job) ? 0 : missing, 'missing'], [job.standbys || 0, 'standing by']]
     .filter(([n]) => n > 0).map(([n, word]) => `${whole(n)} ${word}`).join(', ');
 }
 

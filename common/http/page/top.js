@@ -107,7 +107,7 @@ function showHeldUp(job) {
   const slow = (job.workers || []).filter((each) => each.slow);
   if (slow.length > 0) tile('held', 'Slow', ranks(slow.map((each) => each.rank)), '▲ under half the median steps/s', 'warn');
   else if (worst && worst.held_up_s < (job.progress?.running_s || 0) / 50) tile('held', 'Held up by', 'nobody for long', worst.held_up_s >= 0.05 ? `at most ${duration(worst.held_up_s)}, by rank ${worst.rank}` : '');
-  else if (worst && worst.held_up_s >= 0.05) tile('held', 'Held up most by', `rank ${worst.rank}`, `${duration(worst.held_up_s)} in all${worst.host ? `, on ${worst.host}` : ''}`, heldUpMost(job)?.rank === worst.rank ? 'warn' : '');
+  else if (worst && worst.held_up_s >= 0.05) tile('held', 'Held up most by', `rank ${worst.rank}`, `${duration(worst.held_up_s)} in all${worst.host ? `, on ${worst.host}` : ''}`, holdsUp(job, worst) ? 'warn' : '');
   else tile('held', 'Held up by', 'nobody', '');
 }
 
@@ -119,25 +119,23 @@ function showCheckpoint(job) {
   else tile('checkpoint', 'Checkpoint', `${duration(checkpoints.age_s)} ago`, `version ${whole(checkpoints.version)}${checkpoints.writing ? `; writing for ${duration(checkpoints.writing_s)}` : ''}`);
 }
 
-// The rank that most of all held-up time is charged to, if that is much of the job's time; undefined: there is none.
-export function heldUpMost(job) {
-  if (!mostOf.has(job)) mostOf.set(job, findHeldUpMost(job));
-  return mostOf.get(job);
+// Ranks that others waited for, for much of the job's time and far longer than for the median rank.
+export function holdsUp(job, worker) {
+  if (!boundOf.has(job)) boundOf.set(job, heldUpBound(job));
+  return worker.held_up_s > boundOf.get(job);
 }
 
-const mostOf = new WeakMap();  // By a job's snapshot: it is asked for by each row.
+const boundOf = new WeakMap();  // By a job's snapshot: each row asks.
 
-function findHeldUpMost(job) {
-  const workers = job.workers || [];
-  const all = workers.reduce((sum, each) => sum + (each.held_up_s || 0), 0);
-  const running = job.progress?.running_s || 0;
-  return workers.find((each) => each.held_up_s > all / 2 && each.held_up_s > Math.max(1, running / 20));
+function heldUpBound(job) {
+  const all = (job.workers || []).map((each) => each.held_up_s || 0).sort((a, b) => a - b);
+  return Math.max(1, (job.progress?.running_s || 0) / 20, 3 * (all[(all.length - 1) >> 1] || 0));
 }
 
 function showHeadline(job) {
   // What comes after the first semicolon is whom the job waits for.
   const text = job.headline || '';
-  const cut = text.indexOf('; ');
+  const cut = job.chief ? -1 : text.indexOf('; ');
   const [main, rest] = cut < 0 ? [text, ''] : [text.slice(0, cut), text.slice(cut + 2)];
   setText($('headline-main'), rest ? `${main};` : main);
   setText($('headline-rest'), rest);

@@ -71,7 +71,7 @@ TEST_CASE("A body that is known to the client is not sent again") {
   CHECK(client.Get("/", "Accept-Encoding: gzip;q=0.5\r\n").Header("Content-Encoding") == "gzip");
 }
 
-TEST_CASE("HEAD is answered like GET, without the body; all other methods are refused") {
+TEST_CASE("HEAD is answered like GET without the body, and all other methods are refused") {
   const auto server = StartServer({});
   HttpClient client(server->endpoint());
   REQUIRE(client.Send("HEAD /abc HTTP/1.1\r\nHost: localhost\r\n\r\n"));
@@ -150,7 +150,7 @@ TEST_CASE("A connection that is used stays open while others are idle") {
   std::vector<std::unique_ptr<HttpClient>> idle;
   for (int i = 0; i < 40; ++i) {
     CHECK(client.Get("/").status == 200);
-    for (int j = 0; j < 2; ++j) idle.push_back(std::make_unique<HttpClient>(server->endpoint()));
+    idle.push_back(std::make_unique<HttpClient>(server->endpoint()));
   }
 }
 
@@ -217,8 +217,8 @@ TEST_CASE("A port that is taken is named in one line, with the flag") {
   const auto server = StartServer({});
   const auto second = HttpServer::Start({.endpoint = server->endpoint(), .handler = Echo});
   REQUIRE(!second.ok());
-  CHECK(Message(second.status()) == absl::StrCat("--http_listen=", server->endpoint().ToString(),
-                                                 ": the port is in use; port 0 picks a free one"));
+  CHECK(Message(second.status()) ==
+        absl::StrCat("--http_listen=", server->endpoint().ToString(), ": the port is in use; port 0 picks a free one"));
 }
 
 TEST_CASE("The server ends while clients are connected, and a client that goes away ends nothing") {

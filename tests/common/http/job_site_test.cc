@@ -11,12 +11,18 @@ namespace {
 using nlohmann::ordered_json;
 
 JobSource Source() {
-  return {.job = [] { return ordered_json{{"job", "a\"<b>\xff"}}; },
+  return {.job =
+              [] {
+                return ordered_json{{"job", "a\"<b>\xff"}};
+              },
           .series = [](const std::string& cursor, const std::string& run) -> absl::StatusOr<ordered_json> {
             if (run == "none") return NotFound("there is no run none");
             return ordered_json{{"cursor", cursor}, {"run", run}};
           },
-          .events = [](uint64_t since) { return ordered_json{{"next", since}}; },
+          .events =
+              [](uint64_t since) {
+                return ordered_json{{"next", since}};
+              },
           .metrics = [] { return std::string("ps_version 1\n"); },
           .healthy = [] { return absl::OkStatus(); }};
 }

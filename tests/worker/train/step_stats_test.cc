@@ -61,16 +61,13 @@ TEST_CASE("Reports have all of the time, each phase as in the metrics, and how m
   MetricsLines metrics;
   std::vector<StepReport> reports;
   StepStats stats(metrics.writer(), 0, 80, 0, TimePoint(),
-                  {.tell = [&reports](const StepReport& step) { reports.push_back(step); }, .steps_per_batch = 0.25});
+                  {.tell = [&reports](const StepReport& step) { reports.push_back(step); }});
   StepRecord record = Step(0, 5);
   stats.Add(record, TimePoint() + seconds(12));
   record = Step(1, 3);
-  record.push.step = 0;
   record.samples = 0;
   stats.Add(record, TimePoint() + seconds(20));  // It had begun before the last one was there.
-  record = Step(4, 0);
-  record.push.step = 1;
-  stats.Add(record, TimePoint() + seconds(30));
+  stats.Add(Step(4, 0), TimePoint() + seconds(30));
   REQUIRE(reports.size() == 3);
   CHECK(reports[0].step == 0);
   CHECK(reports[0].samples == 20);
@@ -84,7 +81,21 @@ TEST_CASE("Reports have all of the time, each phase as in the metrics, and how m
   CHECK_FALSE(reports[1].loss.has_value());
   CHECK(reports[1].other_s == 0);
   CHECK(reports[2].other_s == 3);
-  for (const StepReport& each : reports) CHECK(each.all_steps == 20);
+  for (const StepReport& each : reports) CHECK(each.all_steps == 80);
+}
+
+TEST_CASE("What is left is told in steps of pushes, of this worker's part of the batches") {
+  MetricsLines metrics;
+  std::vector<StepReport> reports;
+  StepStats stats(metrics.writer(), 0, 80, 0, TimePoint(),
+                  {.tell = [&reports](const StepReport& step) { reports.push_back(step); }, .steps_per_batch = 0.25});
+  // A round of four batches: the same, whichever of them it is.
+  for (const auto& [batch, step] : {std::pair(0, 0), {3, 0}, {4, 1}, {77, 19}, {79, 19}}) {
+    StepRecord record = Step(batch, 0);
+    record.push.step = static_cast<uint64_t>(step);
+    stats.Add(record, TimePoint());
+    CHECK(reports.back().all_steps == 20);
+  }
 }
 
 TEST_CASE("The log says every two seconds how far training is, and at its end") {

@@ -70,6 +70,8 @@ absl::Status Train(const std::string& server) {
     result =
         client.PushPull({.step = step, .version = result->version, .samples = kPoints}, gradient.Read(), line.Write());
     if (!result.ok()) return result.status();
+    // For whoever watches the job.
+    client.ReportStep({.step = step, .samples = kPoints, .loss = loss, .all_steps = kSteps});
   }
   if (absl::Status done = client.Done(); !done.ok()) return done;
   std::printf("rank %u: version %llu, loss %.3g, w = %.4f %.4f, b = %.4f\n", client.rank(),

@@ -56,10 +56,10 @@ void Exchanges::Trace(const ExchangeResult& result) {
   };
   TraceSpan push = {.row = "exchanges", .name = absl::StrCat("push ", push_.step), .begin = ready_at_};
   push.end = after(push.begin, result.push_s);
-  push.args = {{"step", push_.step}, {"version", push_.version}, {"samples", push_.samples}};
+  push.args.Add("step", push_.step).Add("version", push_.version).Add("samples", push_.samples);
   TraceSpan wait = {.row = push.row, .name = "wait", .begin = push.end, .end = after(push.end, result.wait_s)};
   TraceSpan pull = {.row = push.row, .name = "pull", .begin = wait.end, .end = after(wait.end, result.pull_s)};
-  pull.args = {{"step", push_.step}, {"version", result.version}};
+  pull.args.Add("step", push_.step).Add("version", result.version);
   for (uint32_t shard = 0; shard < result.answers.size(); ++shard) {
     TraceArrow arrow = {.part = ArrowPart::kLeaves,
                         .push = {.generation = client_.generation(),
