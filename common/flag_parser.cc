@@ -66,6 +66,10 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, char** argv) {
       while (next < argc) line.arguments.emplace_back(argv[next++]);
     } else if (argument == "--help" || argument == "-h") {
       line.help = true;
+    } else if (argument.starts_with("--help=")) {
+      line.help = true;
+      line.help_form = argument.substr(std::string("--help=").size());
+      problems.Check(line.help_form == "man" || line.help_form == "bash", argument, ": expected man or bash");
     } else if (argument == "--version") {
       line.version = true;
     } else if (argument.size() > 1 && argument[0] == '-') {
@@ -103,11 +107,13 @@ absl::Status CheckIdleFlags(const CommandLine& line, const std::vector<IdleFlag>
   return problems.ToStatus();
 }
 
-std::string HelpText(const std::string& usage, const std::string& source) {
-  std::string help = usage + "\n";
+std::vector<FlagHelp> FlagsHelp(const std::string& source) {
+  std::vector<FlagHelp> help;
   for (const auto& [name, flag] : FlagsIn(source)) {
-    const std::string value = flag->DefaultValue();
-    absl::StrAppend(&help, "\n  --", name, value.empty() ? "" : "=" + value, "\n      ", flag->Help(), "\n");
+    help.push_back({.name = name,
+                    .default_value = flag->DefaultValue(),
+                    .help = flag->Help(),
+                    .is_switch = flag->IsOfType<bool>()});
   }
   return help;
 }

@@ -9,13 +9,15 @@
 
 #include <nlohmann/json.hpp>
 #include "absl/status/statusor.h"
+#include "common/help.h"
 
 namespace ps {
 
 struct CommandLine {
   std::vector<std::string> arguments;  // What is no flag, in order, without the program's name.
   std::set<std::string> given;         // The flags, by name, without dashes.
-  bool help = false;                   // --help was given.
+  bool help = false;                   // --help was given,
+  std::string help_form;               // or --help=FORM.
   bool version = false;                // --version was given.
 };
 
@@ -41,8 +43,8 @@ struct IdleFlag {
 // something.
 absl::Status CheckIdleFlags(const CommandLine& line, const std::vector<IdleFlag>& flags);
 
-// "usage" and the flags defined in a source file whose path contains `source`, with their help and defaults.
-std::string HelpText(const std::string& usage, const std::string& source);
+// What there is to say of the flags defined in a source file whose path contains `source`, by name.
+std::vector<FlagHelp> FlagsHelp(const std::string& source);
 
 // Their values, by name.
 nlohmann::ordered_json FlagValues(const std::string& source);

@@ -143,7 +143,7 @@ void SecureDescriptors() {
 
 }  // namespace
 
-bool StartProgram(int argc, char** argv, const std::string& usage, const std::string& source, CommandLine* line,
+bool StartProgram(int argc, char** argv, ProgramHelp help, const std::string& source, CommandLine* line,
                   int* exit_status) {
   SecureDescriptors();
   std::set_terminate(OnTerminate);
@@ -156,7 +156,12 @@ bool StartProgram(int argc, char** argv, const std::string& usage, const std::st
   }
   *line = *parsed;
   *exit_status = kExitDone;
-  if (line->help) std::cout << HelpText(usage, source);
+  help.flags = FlagsHelp(source);
+  if (line->help) {
+    std::cout << (line->help_form == "man"    ? ManPage(help, kVersion)
+                  : line->help_form == "bash" ? BashCompletion(help)
+                                              : HelpText(help));
+  }
   if (line->version) std::cout << program << " " << kVersion << "\n";
   if (!line->help && !line->version) return true;
   if (const absl::Status written = FlushOutput(); !written.ok()) *exit_status = Complain(program, written, kExitFailed);

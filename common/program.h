@@ -21,10 +21,10 @@ void InitLogging(const std::string& program);
 void KeepFreedMemory();
 
 // Parses the command line; answers --help and --version, and complains of bad flags. True to go on; false: return
-// *exit_status from main. `source` is where the program's flags are defined. From then on a closed descriptor 0, 1 or 2
-// leads to /dev/null, so that no file that is opened later takes its place, and writing to a pipe without a reader is
-// an error instead of the program's end.
-bool StartProgram(int argc, char** argv, const std::string& usage, const std::string& source, CommandLine* line,
+// *exit_status from main. `help` says all but the flags, which are those that are defined in `source`. From then on a
+// closed descriptor 0, 1 or 2 leads to /dev/null, so that no file that is opened later takes its place, and writing to
+// a pipe without a reader is an error instead of the program's end.
+bool StartProgram(int argc, char** argv, ProgramHelp help, const std::string& source, CommandLine* line,
                   int* exit_status);
 
 // Waits until what was logged is written, for at most 1 s. For who ends the process without destructors, which do this

@@ -70,7 +70,7 @@ int main(int argc, char** argv) {
   using namespace ps;  // NOLINT(google-build-using-namespace): this file is the program.
   CommandLine line;
   int exit_status = kExitDone;
-  if (!StartProgram(argc, argv, "ps_server [flags]: holds a shard of a model's weights and trains it",
+  if (!StartProgram(argc, argv, {.program = "ps_server", .summary = "holds a shard of a model's weights and trains it"},
                     "server/config/flags.cc", &line, &exit_status)) {
     return exit_status;
   }

@@ -101,8 +101,10 @@ int main(int argc, char** argv) {
   using namespace ps;  // NOLINT(google-build-using-namespace): this file is the program.
   CommandLine line;
   int exit_status = kExitDone;
-  if (!StartProgram(argc, argv, "ps_worker [flags]: trains a network together with others, through parameter servers",
-                    "worker/flags.cc", &line, &exit_status)) {
+  if (!StartProgram(
+          argc, argv,
+          {.program = "ps_worker", .summary = "trains a network together with others, through parameter servers"},
+          "worker/flags.cc", &line, &exit_status)) {
     return exit_status;
   }
   absl::StatusOr<WorkerOptions> options = WorkerOptionsFromFlags(line);

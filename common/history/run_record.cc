@@ -61,6 +61,12 @@ const json& FlagsOf(const json& line) {
   return found != line.end() && found->is_object() ? *found : none;
 }
 
+// The other names of two modes are older.
+std::string ModeOf(const json& line) {
+  const std::string mode = TextOf(line, "mode");
+  return mode == "sync" ? "bsp" : mode == "async" ? "asp" : mode;
+}
+
 // A flag's value, which is written as text.
 uint64_t FlagNumber(const json& line, const char* flag) {
   uint64_t number = 0;
@@ -209,8 +215,9 @@ void RunRecord::AddOfWorker(const std::string& source, const std::string& event,
   if (event == "end") {
     worker.done = true;
     worker.step_ended_unix_s.reset();
-    // Without a server's file nobody else says it.
-    if (servers_.empty() && phase_ == v1::PHASE_RUNNING && live_workers() == 0) phase_ = v1::PHASE_FINISHED;
+    // Without the chief's word.
+    if ((servers_.empty() || servers_.begin()->second.ended) && phase_ == v1::PHASE_RUNNING && live_workers() == 0)
+      phase_ = v1::PHASE_FINISHED;
   }
 }
 
@@ -225,7 +232,7 @@ void RunRecord::AddWorkerStart(Worker& worker, const std::string& source, const 
   worker.steps_per_s.Restart();
   worker.step_ended_unix_s.reset();
   worker.done = false;
-  if (mode_.empty()) mode_ = TextOf(line, "mode");
+  if (mode_.empty()) mode_ = ModeOf(line);
   if (job_.empty()) job_ = TextOf(FlagsOf(line), "job");
   num_workers_ = std::max({num_workers_, static_cast<uint32_t>(std::min<uint64_t>(CountOf(line, "workers"), kMaxRank)),
                            static_cast<uint32_t>(workers_.size())});
@@ -347,13 +354,14 @@ void RunRecord::AddOfServer(const std::string& event, uint32_t shard, double uni
   server.ended = true;
   v1::Phase phase = v1::PHASE_UNSPECIFIED;
   if (v1::Phase_Parse(TextOf(line, "phase"), &phase) && shard == 0) phase_ = phase;
+  if (phase_ == v1::PHASE_RUNNING && live_workers() == 0 && !line.contains("rolled_back")) phase_ = v1::PHASE_FINISHED;
 }
 
 void RunRecord::AddServerStart(Server& server, const json& line) {
   server.host = TextOf(line, "host");
   server.ended = false;
-  if (const std::string mode = TextOf(line, "mode"); !mode.empty()) mode_ = mode;
   const json& flags = FlagsOf(line);
+  if (const std::string mode = ModeOf(line.contains("mode") ? line : flags); !mode.empty()) mode_ = mode;
   job_ = TextOf(flags, "job");
   optimizer_ = TextOf(flags, "optimizer");
   num_workers_ = std::max<uint32_t>(num_workers_, static_cast<uint32_t>(FlagNumber(line, "num_workers")));

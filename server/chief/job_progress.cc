@@ -285,7 +285,8 @@ void JobProgress::Fill(const Membership& members, TimePoint now, v1::ProgressSta
   progress.set_samples_per_s(samples_.PerSecond(Samples(), now));
   progress.set_left_s(LeftSeconds(members, now));
   progress.set_median_step_s(MedianStep());
-  progress.set_since_version_s(Seconds(now - last_version_));
+  // Another thread may have told of a version since `now`.
+  progress.set_since_version_s(std::max(0.0, Seconds(now - last_version_)));
   progress.set_running_s(Seconds(now - *running_since_));
 }
 

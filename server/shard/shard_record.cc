@@ -91,7 +91,10 @@ void ShardRecord::Fill(TimePoint now, uint64_t unix_ms, v1::ShardStatusReply& st
     held->set_seconds(Seconds(time));
   }
   if (last_update_.has_value()) status.set_last_update_unix_ms(UnixMsOf(*last_update_, now, unix_ms));
-  if (running_since_.has_value()) status.set_since_update_s(Seconds(now - last_update_.value_or(*running_since_)));
+  if (running_since_.has_value()) {
+    // Another thread may have made a version since `now`.
+    status.set_since_update_s(std::max(0.0, Seconds(now - last_update_.value_or(*running_since_))));
+  }
   if (checkpoint_written_.has_value()) status.set_checkpoint_unix_ms(UnixMsOf(*checkpoint_written_, now, unix_ms));
   status.set_checkpoint_failures(checkpoint_failures_);
 }

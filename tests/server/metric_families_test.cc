@@ -1,6 +1,9 @@
 #include "server/page/metric_families.h"
 
+#include <time.h>
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <iostream>
 #include <map>
 #include <set>
@@ -9,7 +12,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "common/clock.h"
 #include "common/distribution.h"
 #include "server/page/process_metrics.h"
 #include "tests/catch.h"
@@ -200,18 +202,25 @@ TEST_CASE("The process is described in the names that Prometheus' own clients us
   CHECK(std::stod(samples.at("process_start_time_seconds")) == Approx(now).margin(3600));
 }
 
+// This thread's, so that it does not matter what else the machine does.
+double ThreadCpuMs() {
+  timespec time = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_nsec) * 1e-6;
+}
+
 TEST_CASE("The metrics of 1,000 ranks are made in a moment") {
   const PageSnapshot snapshot = Snapshot(1000);
   std::vector<double> ms;
   size_t bytes = 0;
   for (int i = 0; i < 11; ++i) {
-    const TimePoint began = Now();
+    const double began_ms = ThreadCpuMs();
     bytes = MetricsText(MetricFamilies(kFacts, snapshot)).size();
-    ms.push_back(std::chrono::duration<double, std::milli>(Now() - began).count());
+    ms.push_back(ThreadCpuMs() - began_ms);
   }
   std::sort(ms.begin(), ms.end());
-  std::cout << "metrics of 1,000 ranks: " << ms[5] << " ms (median of 11), " << bytes << " bytes" << std::endl;
-  CHECK(ms.front() < 200);  // The aim is 20 ms; tests run on machines that are busy, and are optimised little.
+  std::cout << "metrics of 1,000 ranks: " << ms[5] << " ms of one processor (median of 11), " << bytes << " bytes" << std::endl;
+  CHECK(ms[5] < 60);  // The aim is 20 ms; sanitizers and slow machines take longer.
 }
 
 }  // namespace

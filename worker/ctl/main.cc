@@ -1,5 +1,8 @@
 // ps_ctl: inspects a running job, changes its hyperparameters, and compares the metrics of finished ones.
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdint>
 #include <iostream>
 #include <optional>
 #include <vector>
@@ -10,6 +13,8 @@
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/endpoint.h"
+#include "common/help.h"
+#include "common/history/job_json.h"
 #include "common/problems.h"
 #include "common/program.h"
 #include "common/status.h"
@@ -19,6 +24,8 @@
 #include "worker/ctl/report.h"
 #include "worker/ctl/status.h"
 #include "worker/ctl/traces.h"
+#include "worker/ctl/watch.h"
+#include "worker/ctl/workers.h"
 #include "worker/link/weights_hash.h"
 
 ABSL_FLAG(std::string, server, "127.0.0.1:5000",
@@ -30,6 +37,10 @@ ABSL_FLAG(
     "empty: the running job");
 ABSL_FLAG(bool, checkpoint, false, "of shutdown: take a checkpoint before; if it fails, the job goes on");
 ABSL_FLAG(int64_t, version, -1, "of export from a running job: exactly this version; -1: the newest");
+ABSL_FLAG(bool, watch, false, "of status: again each second, until the job is over; into a pipe as lines");
+ABSL_FLAG(bool, json, false, "of status: in JSON, in a line");
+ABSL_FLAG(absl::Duration, max_idle, absl::ZeroDuration(),
+          "of health: fail if a running job has made no version for so long; 0: do not ask");
 ABSL_FLAG(absl::Duration, timeout, absl::Seconds(10), "how long to try and to wait for an answer");
 
 namespace ps {
@@ -37,56 +48,61 @@ namespace {
 
 constexpr size_t kMaxShown = 256;
 
-constexpr char kUsage[] =
-    "ps_ctl [flags] COMMAND\n"
-    "  health          asks gRPC's health service whether this server is serving; exit status 0 if it is\n"
-    "  status          the job, its shards and workers, and what the job is waiting for\n"
-    "  set NAME=VALUE… changes hyperparameters of a running job (learning_rate=0.01), on all shards at one version;\n"
-    "                  schedule=NAME, with its lengths and the like, takes the place of the present schedule\n"
-    "  checkpoint      takes a checkpoint now, and prints its path and version\n"
-    "  drain WORKER    asks a worker, by name or rank, to end its step and leave; prints whom\n"
-    "  weights_hash    the hash of the newest weights: of one version in bsp, of each shard's newest in asp\n"
-    "  export          writes the whole model's weights to one safetensors file (--output), from the running job or\n"
-    "                  from a checkpoint (--from)\n"
-    "  shutdown        ends the job: servers and workers exit with status 0; with --checkpoint takes one before\n"
-    "  report DIR…     a table that compares runs, from the metrics files in each folder\n"
-    "  merge_traces FILE…\n"
-    "                  puts the --trace_file of all processes of a job together, with aligned clocks (--output)";
-
-// What follows a command on the line.
-struct CommandForm {
+// A command, and what follows it on the line.
+struct Command {
   const char* name;
   size_t least;
   size_t most;
-  const char* arguments;  // In words.
+  const char* arguments;  // In words; empty: none.
+  const char* help;
 };
-constexpr CommandForm kCommands[] = {
-    {"health", 0, 0, "nothing"},
-    {"status", 0, 0, "nothing"},
-    {"set", 1, SIZE_MAX, "NAME=VALUE…"},
-    {"checkpoint", 0, 0, "nothing"},
-    {"drain", 1, 1, "a worker's name or rank"},
-    {"weights_hash", 0, 0, "nothing"},
-    {"export", 0, 0, "nothing"},
-    {"shutdown", 0, 0, "nothing"},
-    {"report", 1, SIZE_MAX, "DIR…"},
-    {"merge_traces", 1, SIZE_MAX, "FILE…"},
+constexpr Command kCommands[] = {
+    {"health", 0, 0, "",
+     "asks gRPC's health service whether this server is serving; exit status 0 if it is. With --max_idle also whether "
+     "the job makes versions; else it says who is missing"},
+    {"status", 0, 0, "",
+     "the job, its shards and workers, and what the job is waiting for; with --watch once a second, until the job is "
+     "over; with --json as /api/v1/job of the page"},
+    {"workers", 0, 0, "", "a table of the workers and where their time goes, those first who hold up the others"},
+    {"set", 1, SIZE_MAX, "NAME=VALUE…",
+     "changes hyperparameters of a running job (learning_rate=0.01), on all shards at one version; schedule=NAME, with "
+     "its lengths and the like, takes the place of the present schedule"},
+    {"checkpoint", 0, 0, "", "takes a checkpoint now, and prints its path and version"},
+    {"drain", 1, 1, "WORKER", "asks a worker, by name or rank, to end its step and leave; prints whom"},
+    {"weights_hash", 0, 0, "", "the hash of the newest weights: of one version in bsp, of each shard's newest in asp"},
+    {"export", 0, 0, "",
+     "writes the whole model's weights to one safetensors file (--output), from the running job or from a checkpoint "
+     "(--from)"},
+    {"shutdown", 0, 0, "", "ends the job: servers and workers exit with status 0; with --checkpoint takes one before"},
+    {"report", 1, SIZE_MAX, "DIR…", "a table that compares runs, from the metrics files in each folder"},
+    {"merge_traces", 1, SIZE_MAX, "FILE…",
+     "puts the --trace_file of all processes of a job together, with aligned clocks (--output)"},
 };
+
+ProgramHelp Help() {
+  ProgramHelp help = {.program = "ps_ctl",
+                      .summary = "looks at a running job, changes and ends it, and compares finished ones"};
+  for (const Command& command : kCommands) {
+    help.commands.push_back({.name = command.name, .arguments = command.arguments, .help = command.help});
+  }
+  return help;
+}
 
 // INVALID_ARGUMENT if there is no such command, or what follows it is not what it takes.
 absl::Status CheckCommand(const std::string& command, const std::vector<std::string>& rest) {
   if (command.empty()) return absl::InvalidArgumentError("expected a command");
-  for (const CommandForm& form : kCommands) {
+  for (const Command& form : kCommands) {
     if (command != form.name) continue;
     if (rest.size() >= form.least && rest.size() <= form.most) return absl::OkStatus();
     const std::string given = Printable(absl::StrJoin(rest, " "), kMaxShown);
-    return InvalidArgument(command, ": expected ", form.arguments, " after it",
+    return InvalidArgument(command, ": expected ", *form.arguments == '\0' ? "nothing" : form.arguments, " after it",
                            given.empty() ? "" : absl::StrCat(", not '", given, "'"));
   }
   return InvalidArgument("there is no command '", Printable(command, kMaxShown), "'");
 }
 
 constexpr absl::Duration kMaxTimeout = absl::Hours(24);
+constexpr absl::Duration kMaxIdle = absl::Hours(24 * 365);
 
 absl::Status PrintSet(JobCalls& calls, const v1::SetHyperparametersRequest& request) {
   PS_ASSIGN_OR_RETURN(const v1::SetHyperparametersReply reply, calls.Set(request));
@@ -175,6 +191,7 @@ void CheckCommandFlags(const CommandLine& line, const std::string& command, Prob
   const bool merges = command == "merge_traces";
   problems.Check(!exports || !absl::GetFlag(FLAGS_output).empty(), "--output: expected the file to export to");
   problems.Check(!merges || !absl::GetFlag(FLAGS_output).empty(), "--output: expected the file to write the trace to");
+  problems.CheckRange("max_idle", absl::GetFlag(FLAGS_max_idle), absl::ZeroDuration(), kMaxIdle);
   problems.Check(absl::GetFlag(FLAGS_version) >= -1, "--version: expected a version, or -1");
   const bool stored = exports && !absl::GetFlag(FLAGS_from).empty();
   problems.Check(CheckIdleFlags(line, {{"output", !exports && !merges, "only export and merge_traces write a file"},
@@ -183,14 +200,46 @@ void CheckCommandFlags(const CommandLine& line, const std::string& command, Prob
                                        {"version", !exports, "only export takes a version"},
                                        {"version", stored, "the checkpoint says which version it has"},
                                        {"server", stored, "a checkpoint is read without a server"},
+                                       {"watch", command != "status", "only status is watched"},
+                                       {"json", command != "status", "only status is told in JSON"},
+                                       {"max_idle", command != "health", "only health looks at it"},
                                        {"checkpoint", command != "shutdown", "only shutdown takes one before"}}));
 }
 
 absl::Status PrintHealth(JobCalls& calls, const std::string& server) {
   PS_ASSIGN_OR_RETURN(const std::string health, calls.Health());
+  if (health != "SERVING") {
+    std::cout << health << "\n";
+    return Unavailable("--server=", server, ": not serving");
+  }
+  const absl::Duration max_idle = absl::GetFlag(FLAGS_max_idle);
+  if (max_idle > absl::ZeroDuration()) {
+    PS_ASSIGN_OR_RETURN(const v1::StatusReply status, calls.Status());
+    PS_ASSIGN_OR_RETURN(const std::string progress, CheckIdle(status, max_idle));
+    std::cout << health << ": " << progress << "\n";
+    return absl::OkStatus();
+  }
   std::cout << health << "\n";
-  if (health == "SERVING") return absl::OkStatus();
-  return Unavailable("--server=", server, ": not serving");
+  return absl::OkStatus();
+}
+
+absl::Status PrintJobStatus(JobCalls& calls) {
+  const bool json = absl::GetFlag(FLAGS_json);
+  if (absl::GetFlag(FLAGS_watch)) {
+    return WatchStatus(calls, json                         ? WatchForm::kJson
+                              : isatty(STDOUT_FILENO) == 1 ? WatchForm::kScreen
+                                                           : WatchForm::kLines);
+  }
+  if (!json) return PrintStatus(calls);
+  PS_ASSIGN_OR_RETURN(const v1::StatusReply status, calls.Status());
+  std::cout << JsonText(JobJson(status)) << "\n";
+  return absl::OkStatus();
+}
+
+absl::Status PrintWorkersTable(JobCalls& calls) {
+  PS_ASSIGN_OR_RETURN(const v1::StatusReply status, calls.Status());
+  std::cout << WorkersTable(status, SIZE_MAX);
+  return absl::OkStatus();
 }
 
 absl::Status PrintMerged(const std::vector<std::string>& traces) {
@@ -216,11 +265,11 @@ int main(int argc, char** argv) {
   using namespace ps;  // NOLINT(google-build-using-namespace): this file is the program.
   CommandLine line;
   int exit_status = kExitDone;
-  if (!StartProgram(argc, argv, kUsage, "worker/ctl/main.cc", &line, &exit_status)) return exit_status;
+  if (!StartProgram(argc, argv, Help(), "worker/ctl/main.cc", &line, &exit_status)) return exit_status;
   const std::string command = line.arguments.empty() ? "" : line.arguments.front();
   const std::vector<std::string> rest(line.arguments.begin() + (command.empty() ? 0 : 1), line.arguments.end());
   if (const absl::Status known = CheckCommand(command, rest); !known.ok()) {
-    return Complain("ps_ctl", InvalidArgument(Message(known), "\n", kUsage), kExitUsage);
+    return Complain("ps_ctl", InvalidArgument(Message(known), "\n", HelpText(Help())), kExitUsage);
   }
   const std::string server = absl::GetFlag(FLAGS_server);
   const absl::Duration timeout = absl::GetFlag(FLAGS_timeout);
@@ -236,7 +285,8 @@ int main(int argc, char** argv) {
   absl::Status status = command == "report"         ? PrintReport(rest)
                         : command == "merge_traces" ? PrintMerged(rest)
                         : command == "health"       ? PrintHealth(calls, server)
-                        : command == "status"       ? PrintStatus(calls)
+                        : command == "status"       ? PrintJobStatus(calls)
+                        : command == "workers"      ? PrintWorkersTable(calls)
                         : command == "export"       ? Export(calls)
                         : command == "set"          ? PrintSet(calls, request)
                         : command == "shutdown"     ? Shutdown(calls)

@@ -10,31 +10,16 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/clock.h"
+#include "common/history/job_json.h"
 #include "common/problems.h"
 #include "common/proto_values.h"
 #include "common/schedule.h"
 #include "common/status.h"
 #include "common/text.h"
+#include "worker/ctl/watch.h"
 
 namespace ps {
 namespace {
-
-std::string PhaseName(v1::Phase phase) {
-  switch (phase) {
-    case v1::PHASE_GATHERING:
-      return "gathering";
-    case v1::PHASE_RUNNING:
-      return "running";
-    case v1::PHASE_FINISHED:
-      return "finished";
-    case v1::PHASE_FAILED:
-      return "failed";
-    case v1::PHASE_SHUT_DOWN:
-      return "shut down";
-    default:
-      return "unknown";
-  }
-}
 
 std::string DescribePosition(const v1::ShardStatusReply& shard, const v1::StatusReply& job) {
   const uint64_t samples_per_epoch = job.samples_per_epoch();
@@ -67,6 +52,8 @@ void PrintJob(const v1::StatusReply& job) {
   std::cout << absl::StrFormat("job %s: %s, generation %d, view %d, %d parameters\n", job.job(), PhaseName(job.phase()),
                                job.generation(), job.view(), job.parameters());
   if (!job.failure().empty()) std::cout << "failure: " << job.failure() << "\n";
+  if (job.has_progress() && job.phase() == v1::PHASE_RUNNING) std::cout << Headline(job) << "\n";
+  if (const std::string learning = DescribeLearning(job); !learning.empty()) std::cout << learning << "\n";
   std::vector<std::string> settings;
   for (const auto& [name, value] : job.settings()) settings.push_back(absl::StrCat("--", name, "=", value));
   std::sort(settings.begin(), settings.end());
@@ -153,10 +140,10 @@ void PrintWorkers(const v1::StatusReply& job) {
                                job.standbys() > 0 ? absl::StrCat(", ", job.standbys(), " standing by") : "", "rank",
                                "name", "host", "incarnation", "step", "last heard");
   for (const v1::WorkerStatus& worker : job.workers()) {
-    std::cout << absl::StrFormat("%5d  %-32s %-20s %11d %10d %8.1f s%s%s\n", worker.rank(), worker.name(),
+    std::cout << absl::StrFormat("%5d  %-32s %-20s %11d %10d %8.1f s%s%s%s\n", worker.rank(), worker.name(),
                                  worker.host(), worker.incarnation(), worker.step(),
                                  static_cast<double>(worker.last_heard_ms()) / 1000.0, worker.done() ? "  done" : "",
-                                 worker.suspect() ? "  connection lost" : "");
+                                 worker.suspect() ? "  connection lost" : "", worker.slow() ? "  slow" : "");
   }
 }
 
