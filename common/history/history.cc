@@ -16,7 +16,7 @@ namespace ps {
 namespace {
 
 constexpr size_t kNamed = 4;               // More workers than these are given by number.
-constexpr double kSlowStepMedians = 10;    // A step that took so many medians is an event.
+constexpr double kSlowStepTimes = 10;      // A step that took so many times what a step takes is an event.
 constexpr size_t kSlowStepsAtOnce = 3;     // In one snapshot.
 constexpr uint64_t kSlowAgainMs = 60'000;  // A rank is said to be slow no more often.
 
@@ -87,12 +87,17 @@ nlohmann::ordered_json History::SeriesJson(std::string_view cursor) const {
 
 void History::Observe(const v1::StatusReply& status, double unix_s) {
   const uint64_t unix_ms = static_cast<uint64_t>(std::max(unix_s, 0.0) * 1000);
-  if (status.phase() == v1::PHASE_RUNNING && !began_unix_s_.has_value()) {
-    began_unix_s_ = unix_s - status.progress().running_s();
+  // By the job's own time, which goes on whatever becomes of the clock. After a rollback it begins anew, and the curves
+  // go on.
+  const double running_s = status.progress().running_s();
+  if (running_s < last_running_s_) before_s_ = last_t_;
+  if (running_s > 0 || status.phase() == v1::PHASE_RUNNING) {
+    has_run_ = true;
+    last_running_s_ = running_s;
+    last_t_ = std::max(last_t_, before_s_ + running_s);
   }
-  const double t = began_unix_s_.has_value() ? std::max(unix_s - *began_unix_s_, 0.0) : 0;
-  const bool first = !seen_.has_value();
-  if (first) seen_.emplace();
+  const double t = last_t_;
+  if (!seen_.has_value()) seen_.emplace();
   ObservePhase(status, unix_ms);
   ObserveWorkers(status, unix_ms);
   ObserveStuck(status, unix_ms);
@@ -100,7 +105,7 @@ void History::Observe(const v1::StatusReply& status, double unix_s) {
   ObserveHyperparameters(status, unix_ms);
   ObserveEvaluations(status, t, unix_ms);
   ObserveSlowSteps(status, unix_ms);
-  if (began_unix_s_.has_value()) ObserveSeries(status, t);
+  if (has_run_) ObserveSeries(status, t);
 }
 
 void History::ObservePhase(const v1::StatusReply& status, uint64_t unix_ms) {
@@ -124,7 +129,7 @@ void History::ObservePhase(const v1::StatusReply& status, uint64_t unix_ms) {
 }
 
 void History::AddOfWorkers(uint64_t unix_ms, const std::string& kind, const std::map<uint32_t, std::string>& workers,
-                           const std::string& what) {
+                           const std::string& what, const std::string& several) {
   if (workers.size() <= kNamed) {
     for (const auto& [rank, name] : workers) AddEvent(unix_ms, kind, absl::StrCat(name, " ", what));
     return;
@@ -136,7 +141,7 @@ void History::AddOfWorkers(uint64_t unix_ms, const std::string& kind, const std:
     for (; each != workers.end() && each->first <= end + 1; ++each) end = each->first;
     runs.push_back(end == begin ? absl::StrCat(begin) : absl::StrCat(begin, " to ", end));
   }
-  AddEvent(unix_ms, kind, absl::StrCat(workers.size(), " workers ", what, ": ranks ", absl::StrJoin(runs, ", ")));
+  AddEvent(unix_ms, kind, absl::StrCat(workers.size(), " workers ", several, ": ranks ", absl::StrJoin(runs, ", ")));
 }
 
 void History::ObserveSlow(const v1::WorkerStatus& worker, SeenWorker& seen, uint64_t unix_ms) {
@@ -184,11 +189,11 @@ void History::ObserveWorkers(const v1::StatusReply& status, uint64_t unix_ms) {
     each = seen_->workers.erase(each);
   }
   seen_->worker_losses = status.progress().worker_losses();
-  AddOfWorkers(unix_ms, "lost", lost, "was lost");
-  AddOfWorkers(unix_ms, "left", left, "left");
-  AddOfWorkers(unix_ms, "joined", joined, "joined");
-  AddOfWorkers(unix_ms, "suspect", suspect, "is not connected any more");
-  AddOfWorkers(unix_ms, "done", done, "is done");
+  AddOfWorkers(unix_ms, "lost", lost, "was lost", "were lost");
+  AddOfWorkers(unix_ms, "left", left, "left", "left");
+  AddOfWorkers(unix_ms, "joined", joined, "joined", "joined");
+  AddOfWorkers(unix_ms, "suspect", suspect, "is not connected any more", "are not connected any more");
+  AddOfWorkers(unix_ms, "done", done, "is done", "are done");
   for (const v1::WorkerStatus& worker : status.workers()) ObserveSlow(worker, seen_->workers[worker.rank()], unix_ms);
 }
 
@@ -264,11 +269,12 @@ void History::ObserveSlowSteps(const v1::StatusReply& status, uint64_t unix_ms) 
   const v1::ProgressStatus& progress = status.progress();
   std::set<std::pair<uint32_t, uint64_t>> slowest;
   size_t told = 0;
+  const double usual = WorkerStepSeconds(status);
   for (const v1::SlowestStep& each : progress.slowest()) {
     const std::pair<uint32_t, uint64_t> key = {each.rank(), each.step().unix_ms()};
     slowest.insert(key);
     const double seconds = each.step().seconds();
-    const bool slow = progress.median_step_s() > 0 && seconds > kSlowStepMedians * progress.median_step_s();
+    const bool slow = usual > 0 && seconds > kSlowStepTimes * usual;
     if (!slow || seen_->slowest.contains(key) || told == kSlowStepsAtOnce) continue;
     ++told;
     const std::string times = DescribeTimes(each.step().times());
@@ -297,7 +303,9 @@ void History::ObserveSeries(const v1::StatusReply& status, double t) {
   if (status.phase() != v1::PHASE_RUNNING) return;
   AddObservation("samples_per_s", OneValue(progress.samples_per_s(), t, progress.step(), progress.samples()));
   AddObservation("steps_per_s", OneValue(progress.steps_per_s(), t, progress.step(), progress.samples()));
-  if (status.shard_status_size() > 0) {
+  const auto optimizer = status.settings().find("optimizer");
+  const bool local = optimizer != status.settings().end() && optimizer->second == "local";  // Servers know no rate.
+  if (status.shard_status_size() > 0 && !local) {
     AddObservation("learning_rate",
                    OneValue(status.shard_status(0).learning_rate(), t, progress.step(), progress.samples()));
   }

@@ -96,14 +96,18 @@ class History {
   void ObserveSeries(const v1::StatusReply& status, double t);
   // One event for several workers to whom the same happened.
   void AddOfWorkers(uint64_t unix_ms, const std::string& kind, const std::map<uint32_t, std::string>& workers,
-                    const std::string& what);
+                    const std::string& what, const std::string& several);
 
   const uint64_t id_;
   uint32_t number_ = 0;  // Of the last observation.
   std::map<std::string, Series> series_;
   Events events_;
   std::optional<Seen> seen_;
-  std::optional<double> began_unix_s_;  // When the job ran first, as far as this was watched.
+  // The job's time: for how long it has run, in all generations that were watched together.
+  bool has_run_ = false;
+  double last_t_ = 0;
+  double last_running_s_ = 0;  // Of this generation,
+  double before_s_ = 0;        // and of those before it.
   double stuck_since_unix_s_ = 0;
   std::map<uint32_t, uint64_t> told_slow_ms_;  // When a rank was last said to be slow.
 };

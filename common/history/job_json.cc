@@ -56,7 +56,7 @@ ordered_json EvaluationJson(const v1::Evaluation& evaluation) {
           {"samples", evaluation.samples()}};
 }
 
-ordered_json ProgressJson(const v1::ProgressStatus& progress) {
+ordered_json ProgressJson(const v1::ProgressStatus& progress, double worker_step_s) {
   ordered_json evaluations = ordered_json::array();
   for (const v1::Evaluation& each : progress.evaluations()) evaluations.push_back(EvaluationJson(each));
   ordered_json waits_for = ordered_json::array();
@@ -73,7 +73,8 @@ ordered_json ProgressJson(const v1::ProgressStatus& progress) {
           {"loss", progress.has_loss() ? LossJson(progress.loss()) : ordered_json(nullptr)},
           {"evaluations", std::move(evaluations)},
           {"waits_for", std::move(waits_for)},
-          {"waits_s", JsonNumber(progress.waits_s())}};
+          {"waits_s", JsonNumber(progress.waits_s())},
+          {"worker_step_s", JsonNumber(worker_step_s)}};
 }
 
 ordered_json WorkerJson(const v1::WorkerStatus& worker) {
@@ -227,6 +228,20 @@ std::string WorkerName(const v1::WorkerStatus& worker) {
                       worker.host(), ")");
 }
 
+double WorkerStepSeconds(const v1::StatusReply& status) {
+  std::vector<double> means;
+  for (const v1::WorkerStatus& worker : status.workers()) {
+    const v1::WorkerReport& report = worker.report();
+    const v1::StepTimes& times = report.seconds();
+    const double sum = times.forward() + times.backward() + times.push() + times.wait() + times.pull() + times.other();
+    if (report.steps() > 0 && sum > 0) means.push_back(sum / static_cast<double>(report.steps()));
+  }
+  if (means.empty()) return 0;
+  const auto middle = means.begin() + static_cast<std::ptrdiff_t>(means.size() / 2);
+  std::nth_element(means.begin(), middle, means.end());
+  return *middle;
+}
+
 std::string DescribeTimes(const v1::StepTimes& times) {
   std::vector<std::pair<double, const char*>> parts = {{times.forward(), "forward"}, {times.backward(), "backward"},
                                                        {times.push(), "push"},       {times.wait(), "wait"},
@@ -312,7 +327,7 @@ ordered_json JobJson(const v1::StatusReply& status) {
           {"headline", Headline(status)},
           {"waiting_for", status.waiting_for()},
           {"stuck", progress.stuck()},
-          {"progress", ProgressJson(progress)},
+          {"progress", ProgressJson(progress, WorkerStepSeconds(status))},
           {"hyperparameters", std::move(hyperparameters)},
           {"workers", std::move(workers)},
           {"shards", std::move(shards)},

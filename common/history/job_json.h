@@ -24,6 +24,10 @@ nlohmann::ordered_json ShardJson(const v1::ShardStatusReply& shard, const std::s
 // does not run, why.
 std::string Headline(const v1::StatusReply& status);
 
+// How long a step of a worker takes: the median, over the workers, of each one's mean so far; 0: none has told. (The
+// time between versions, ProgressStatus.median_step_s, is another where ranks go on by themselves.)
+double WorkerStepSeconds(const v1::StatusReply& status);
+
 // JSON knows no number that is not finite: "NaN", "Infinity" and "-Infinity" are strings.
 nlohmann::ordered_json JsonNumber(double value);
 // As the shortest decimal number that is this float: 0.1, not 0.10000000149011612.

@@ -33,7 +33,8 @@ constexpr size_t kMaxLine = 1 << 20;  // A longer one is passed over.
 constexpr size_t kMaxProblems = 3;    // Of a file that are told.
 constexpr size_t kMaxFiles = 4096;    // Of a run.
 constexpr size_t kMaxShownPath = 200;
-constexpr size_t kPiece = 8 << 20;  // Of an earlier run is read at once.
+constexpr size_t kPiece = 256 << 10;  // Of an earlier run is read at once: that takes a few milliseconds.
+constexpr double kLookedAt_s = 10;    // Who looks at a run asks each few seconds.
 
 // A file's whole lines, one after another, as they come.
 class MetricsTail {
@@ -274,7 +275,8 @@ absl::StatusOr<bool> MetricsReader::Update(size_t max_bytes, double now_unix_s) 
 const History& MetricsReader::history() const { return run_->record().history(); }
 v1::StatusReply MetricsReader::Status() const { return run_->record().Status(); }
 
-EarlierRuns::EarlierRuns(std::string folder) : folder_(std::move(folder)) {}
+EarlierRuns::EarlierRuns(std::string folder, std::string own_file)
+    : folder_(std::move(folder)), own_file_(std::move(own_file)) {}
 EarlierRuns::~EarlierRuns() = default;
 
 std::vector<std::string> EarlierRuns::Names() const {
@@ -289,6 +291,10 @@ std::vector<std::string> EarlierRuns::Names() const {
          file.increment(inner)) {
       if (!IsMetricsFile(*file)) continue;
       std::error_code unknown;
+      if (!own_file_.empty() && std::filesystem::equivalent(file->path(), own_file_, unknown)) {
+        written.reset();
+        break;
+      }
       written = std::max(written.value_or(std::filesystem::file_time_type::min()), file->last_write_time(unknown));
     }
     const std::string name = run->path().filename().string();
@@ -304,17 +310,25 @@ std::vector<std::string> EarlierRuns::Names() const {
 absl::StatusOr<nlohmann::ordered_json> EarlierRuns::SeriesJson(const std::string& name, const std::string& cursor,
                                                                double now_unix_s) {
   // Only a name that was found: it comes from outside, and must not lead elsewhere.
-  const std::vector<std::string> names = Names();
-  if (std::find(names.begin(), names.end(), name) == names.end()) {
-    return NotFound("there is no earlier run '", Printable(name, kMaxShownPath), "'");
-  }
   auto kept = std::find_if(kept_.begin(), kept_.end(), [&](const Kept& each) { return each.name == name; });
   if (kept == kept_.end()) {
-    if (kept_.size() == kMaxKept) kept_.erase(kept_.begin());
-    kept_.push_back({.name = name, .reader = MetricsReader(name, {absl::StrCat(folder_, "/", name)})});
+    const std::vector<std::string> names = Names();
+    if (std::find(names.begin(), names.end(), name) == names.end()) {
+      return NotFound("there is no earlier run '", Printable(name, kMaxShownPath), "'");
+    }
+    if (kept_.size() == kMaxKept) {
+      if (now_unix_s - kept_.front().asked_unix_s < kLookedAt_s) {
+        return absl::ResourceExhaustedError(
+            absl::StrCat("at most ", kMaxKept, " earlier runs can be looked at at the same time"));
+      }
+      kept_.erase(kept_.begin());
+    }
+    kept_.push_back(
+        {.name = name, .asked_unix_s = 0, .reader = MetricsReader(name, {absl::StrCat(folder_, "/", name)})});
   } else {
     std::rotate(kept, kept + 1, kept_.end());
   }
+  kept_.back().asked_unix_s = now_unix_s;
   MetricsReader& reader = kept_.back().reader;
   PS_RETURN_IF_ERROR(reader.Update(kPiece, now_unix_s).status());
   return reader.history().SeriesJson(cursor);

@@ -49,23 +49,26 @@ class EarlierRuns {
   static constexpr size_t kMaxNamed = 100;
   static constexpr size_t kMaxKept = 8;
 
-  // `folder` may be empty: there are none.
-  explicit EarlierRuns(std::string folder);
+  // `folder` may be empty: there are none. The run whose file is `own_file`, if that is not empty, goes on now.
+  explicit EarlierRuns(std::string folder, std::string own_file = "");
   ~EarlierRuns();
 
   // The names of folders that hold a metrics file, the newest first, at most 100.
   std::vector<std::string> Names() const;
-  // SeriesJson of a run. NOT_FOUND if Names() does not have it. A long run is read in pieces: what was read so far is
-  // told, and the rest with the next questions.
+  // SeriesJson of a run. NOT_FOUND if there is none of this name. A long run is read in pieces: what was read so far is
+  // told, and the rest with the next questions. RESOURCE_EXHAUSTED if kMaxKept others were asked for just now: each is
+  // kept in memory while it is looked at.
   absl::StatusOr<nlohmann::ordered_json> SeriesJson(const std::string& name, const std::string& cursor,
                                                     double now_unix_s);
 
  private:
   struct Kept {
     std::string name;
+    double asked_unix_s = 0;
     MetricsReader reader;
   };
   const std::string folder_;
+  const std::string own_file_;
   std::vector<Kept> kept_;  // The one that was asked for last comes last.
 };
 

@@ -19,10 +19,10 @@ constexpr size_t kMedianSteps = 101;  // It is the median of so many.
 constexpr size_t kMaxSlowest = 32;
 constexpr int kMaxSlowestOfReport = 4;
 constexpr size_t kMaxSplits = 8;
-constexpr std::chrono::seconds kLossTime(10);  // What a worker told longer ago is not the job's loss any more.
-constexpr double kLossSteps = 3;               // Unless a step takes that long.
+constexpr std::chrono::seconds kLossTime(10);      // What a worker told longer ago is not the job's loss any more.
+constexpr double kLossSteps = 3;                   // Unless a step takes that long.
 constexpr uint64_t kMaxCount = uint64_t{1} << 53;  // What readers of JSON can tell from its neighbours.
-constexpr size_t kMaxWordBytes = 64;  // The name of a device, a link or a split is no longer.
+constexpr size_t kMaxWordBytes = 64;               // The name of a device, a link or a split is no longer.
 
 double NotNegative(double seconds) { return std::isfinite(seconds) && seconds > 0 ? seconds : 0; }
 

@@ -78,7 +78,7 @@ absl::StatusOr<std::unique_ptr<JobPage>> JobPage::Start(const ServerOptions& opt
                                              .chief = options.chief,
                                              .mode = CanonicalMode(options.mode.name),
                                              .optimizer = options.optimizer},
-                                            options.http_runs));
+                                            options));
   PS_ASSIGN_OR_RETURN(page->server_, HttpServer::Start({.flag = "http_listen",
                                                         .endpoint = listen,
                                                         .host_names = HostNames(options, listen),
@@ -94,8 +94,8 @@ absl::StatusOr<std::unique_ptr<JobPage>> JobPage::Start(const ServerOptions& opt
   return page;
 }
 
-JobPage::JobPage(PageFacts facts, std::string runs_folder)
-    : facts_(std::move(facts)), history_(UnixMs()), earlier_runs_(std::move(runs_folder)) {}
+JobPage::JobPage(PageFacts facts, const ServerOptions& options)
+    : facts_(std::move(facts)), history_(UnixMs()), earlier_runs_(options.http_runs, options.metrics_file) {}
 
 JobPage::~JobPage() { server_.reset(); }
 

@@ -43,7 +43,7 @@ class JobPage {
   void AwaitLastLook(const std::stop_token& stop);
 
  private:
-  JobPage(PageFacts facts, std::string runs_folder);
+  JobPage(PageFacts facts, const ServerOptions& options);
   HttpResponse Answer(const HttpRequest& request);
   // Looks at the snapshot that was handed over last.
   void TakeSnapshot();

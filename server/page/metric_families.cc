@@ -109,7 +109,7 @@ void AddAbout(const PageFacts& facts, const PageSnapshot& snapshot, Families& fa
 }
 
 // What a shard knows of itself.
-void AddShard(const PageSnapshot& snapshot, Families& families) {
+void AddShard(const PageFacts& facts, const PageSnapshot& snapshot, Families& families) {
   const v1::ShardStatusReply& shard = snapshot.shard;
   families.Counter("ps_pushes_total", "Complete pushes that this server answered, by answer.");
   families.Add(static_cast<double>(shard.applied()), {{"answer", "applied"}});
@@ -130,7 +130,7 @@ void AddShard(const PageSnapshot& snapshot, Families& families) {
   families.Gauge("ps_clock_gap_steps", "Steps between the rank that is farthest ahead and the one farthest behind.");
   families.Add(static_cast<double>(shard.clock_gap_steps()));
   families.Gauge("ps_learning_rate", "The learning rate that the next version is made with.");
-  families.Add(AsDecimal(shard.learning_rate()));
+  if (SettingOr(snapshot, "optimizer", facts.optimizer) != "local") families.Add(AsDecimal(shard.learning_rate()));
   families.Gauge("ps_last_update_timestamp_seconds", "When the last version was made, in Unix seconds.");
   if (shard.last_update_unix_ms() > 0) {
     families.Add(static_cast<double>(shard.last_update_unix_ms()) * kMillisecond);
@@ -211,7 +211,9 @@ void AddProgress(const v1::StatusReply& job, Families& families) {
   families.Add(static_cast<double>(progress.rollbacks()));
   families.Counter("ps_worker_losses_total", "Workers that were lost.");
   families.Add(static_cast<double>(progress.worker_losses()));
-  families.Counter("ps_dropped_reports_total", "Reports of workers and servers that were not sent, as others waited.");
+  families.Counter("ps_dropped_reports_total",
+                   "Reports of workers that were not sent, as the one before was not answered yet; the next one has "
+                   "what they said.");
   families.Add(static_cast<double>(progress.dropped_reports()));
   families.Gauge("ps_loss",
                  "The mean loss: of the batches that workers trained on last (split=\"train\"), and of the last "
@@ -275,7 +277,7 @@ std::vector<MetricFamily> MetricFamilies(const PageFacts& facts, const PageSnaps
   Families families;
   AddAbout(facts, snapshot, families);
   if (snapshot.job.has_value()) AddPhase(*snapshot.job, families);
-  AddShard(snapshot, families);
+  AddShard(facts, snapshot, families);
   // The chief counts checkpoints that did not come to be; the others those that they could not write.
   families.Counter("ps_checkpoint_failures_total", "Checkpoints that could not be written.");
   families.Add(static_cast<double>(snapshot.job.has_value() ? snapshot.job->progress().checkpoint_failures()

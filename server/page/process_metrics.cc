@@ -3,11 +3,15 @@
 #include <dirent.h>
 #include <sys/resource.h>
 #include <unistd.h>
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <limits>
 #include <sstream>
 #include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
 
 namespace ps {
 namespace {
@@ -22,10 +26,16 @@ MetricFamily OneValue(const char* name, MetricType type, const char* help, doubl
   return family;
 }
 
+// 0: it is none.
+double Number(const std::string& text) {
+  double value = 0;
+  return absl::SimpleAtod(text, &value) ? value : 0;
+}
+
 double BootUnixSeconds() {
   std::ifstream stat("/proc/stat");
   for (std::string line; std::getline(stat, line);) {
-    if (line.starts_with("btime ")) return std::stod(line.substr(6));
+    if (line.starts_with("btime ")) return Number(line.substr(6));
   }
   return 0;
 }
@@ -52,7 +62,7 @@ std::vector<MetricFamily> ProcessFamilies() {
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   std::istringstream fields(text.substr(std::min(text.rfind(')') + 2, text.size())));
   std::vector<std::string> values((std::istream_iterator<std::string>(fields)), std::istream_iterator<std::string>());
-  const auto field = [&](size_t number) { return std::stod(values[number - 3]); };
+  const auto field = [&](size_t number) { return Number(values[number - 3]); };
   if (values.size() >= 22) {
     const auto ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
     families.push_back(OneValue("process_cpu_seconds_total", MetricType::Counter,

@@ -272,6 +272,7 @@ class FixtureJob:
                 "samples_per_s": 12.3 * 64 * len(self.names) if self.step else 0,
                 "left_s": max(0, (self.all_steps - self.step) / 12.3) if self.step else 0,
                 "median_step_s": 0.081 if self.step else 0,
+                "worker_step_s": 0.081 if self.step else 0,
                 "since_version_s": self.stopped_s or 0.1,
                 "running_s": 0 if gathering else self.t,
                 "loss": loss_range(49, loss) if self.step else None,

@@ -133,7 +133,7 @@ class Job : public SmallJob {
   std::string Fingerprint() {
     std::string text;
     for (uint32_t s = 0; s < kShards; ++s) {
-      text += ShardStatus(s).SerializeAsString() + "|";
+      text += StatusThatDecides(s).SerializeAsString() + "|";
       for (const auto& report : reports_[s]) text += report.SerializeAsString() + ";";
       for (const auto& update : updates_[s]) text += update.SerializeAsString() + ";";
       text += to_build_[s] ? "b" : "-";
@@ -144,7 +144,7 @@ class Job : public SmallJob {
         text += std::to_string(w.pushed[s]) + (w.answers[s] ? "a" : "-") + std::to_string(w.next_step);
       }
     }
-    if (plan_.elastic) text += chief_->Status(now_).SerializeAsString() + (someone_joined_ ? "joined" : "");
+    if (plan_.elastic) text += ChiefStatusThatDecides().SerializeAsString() + (someone_joined_ ? "joined" : "");
     for (const auto& [s, rank, step] : complete_) text += std::to_string(100 * s + 10 * rank + step) + ",";
     return text;
   }

@@ -124,7 +124,7 @@ class Job : public RestorableJob {
   std::string Fingerprint() {
     std::string text = Watched();
     for (uint32_t s = 0; s < kShards; ++s) {
-      absl::StrAppend(&text, "|", ShardStatus(s).SerializeAsString());
+      absl::StrAppend(&text, "|", StatusThatDecides(s).SerializeAsString());
       for (const auto& report : reports_[s]) absl::StrAppend(&text, report.SerializeAsString(), ";");
       for (const auto& update : updates_[s]) absl::StrAppend(&text, update.SerializeAsString(), ";");
     }

@@ -52,6 +52,30 @@ class SmallJob {
   SmallJob& operator=(const SmallJob&) = delete;
 
   v1::ShardStatusReply ShardStatus(uint32_t shard) const { return shards_[shard]->Status(now_); }
+  // The same without what was counted and timed, by which nothing is decided: states that differ in nothing else are
+  // one.
+  v1::ShardStatusReply StatusThatDecides(uint32_t shard) const {
+    constexpr int kLastThatCounts = 20;
+    v1::ShardStatusReply status = ShardStatus(shard);
+    std::vector<const google::protobuf::FieldDescriptor*> fields;
+    status.GetReflection()->ListFields(status, &fields);
+    for (const auto* field : fields) {
+      if (field->number() > kLastThatCounts) status.GetReflection()->ClearField(&status, field);
+    }
+    return status;
+  }
+  v1::StatusReply ChiefStatusThatDecides() {
+    v1::StatusReply status = chief_->Status(now_);
+    status.clear_progress();
+    status.clear_shard_status();
+    for (v1::WorkerStatus& worker : *status.mutable_workers()) {
+      worker.clear_report();
+      worker.clear_held_up_s();
+      worker.clear_steps_per_s();
+      worker.clear_slow();
+    }
+    return status;
+  }
   uint64_t Version(uint32_t shard) const { return ShardStatus(shard).version(); }
   bool failed() { return chief_->Status(now_).phase() == v1::PHASE_FAILED; }
   bool all_answered() const {
@@ -276,8 +300,12 @@ class SmallJob {
     options.clock = [this] { return now_; };
     options.max_inline_elements = 0;  // All is built by Work.
     shards_[shard] = std::make_unique<Shard>(
-        options, [this, shard](const v1::ShardReport& report) { reports_[shard].push_back(report); }, metrics_.get(),
-        store);
+        options,
+        [this, shard](const v1::ShardReport& report) {
+          // What only says how the shard gets on may be lost: no order of it and of others matters.
+          if (!report.has_status()) reports_[shard].push_back(report);
+        },
+        metrics_.get(), store);
     v1::Registration registration;
     registration.set_protocol(v1::PROTOCOL_VERSION_1);
     registration.set_shard(shard);

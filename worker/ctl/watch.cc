@@ -89,7 +89,6 @@ std::string WatchScreen(const v1::StatusReply& status, size_t lines, size_t colu
       absl::StrFormat("job %s: %s, generation %d", status.job(), PhaseName(status.phase()), status.generation()),
       Headline(status)};
   if (const std::string learning = DescribeLearning(status); !learning.empty()) text.push_back(learning);
-  if (status.phase() == v1::PHASE_RUNNING && !status.waiting_for().empty()) text.push_back(status.waiting_for());
   if (const v1::CheckpointStatus& last = status.checkpoints(); status.has_checkpoints()) {
     text.push_back(absl::StrCat(last.path().empty()
                                     ? "no checkpoint yet"

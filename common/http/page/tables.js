@@ -139,7 +139,7 @@ export class Tables {
       {title: 'Rank', heading: true, number: true, text: (step) => String(step.rank)},
       {title: 'Step', number: true, text: (step) => whole(step.step)},
       {title: 'Took', number: true, text: (step) => duration(step.seconds)},
-      {title: 'Medians', number: true, hint: 'So many times the median step', text: (step) => (this.job.progress?.median_step_s > 0 ? `${figure(step.seconds / this.job.progress.median_step_s)} ×` : '–')},
+      {title: 'Usual steps', number: true, hint: 'So many times what a step of a worker takes', text: (step) => (this.job.progress?.worker_step_s > 0 ? `${figure(step.seconds / this.job.progress.worker_step_s)} ×` : '–')},
       {title: 'Where its time went', key: (step) => JSON.stringify(step.times), cell: (step) => [phaseBar(step.times), element('span', {class: 'small'}, longestPhases(step.times))]},
       {title: 'When', number: true, text: (step) => (step.unix_ms ? clockTime(step.unix_ms) : '–')},
     ], {caption: 'The slowest steps', rowKey: (step) => `${step.rank} ${step.step} ${step.unix_ms}`});
@@ -180,7 +180,7 @@ export class Tables {
     this.servers.show(job.shards || []);
     setText($('servers-now'), checkpointSummary(job));
     this.slowest.show(job.slowest || []);
-    setText($('slowest-now'), job.progress?.median_step_s > 0 ? `the median step takes ${duration(job.progress.median_step_s)}` : '');
+    setText($('slowest-now'), job.progress?.worker_step_s > 0 ? `a worker's step takes ${duration(job.progress.worker_step_s)}` : '');
   }
 
   // `restarted`: the server counts from the beginning again.
