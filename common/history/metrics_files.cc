@@ -33,7 +33,8 @@ constexpr size_t kMaxLine = 1 << 20;  // A longer one is passed over.
 constexpr size_t kMaxProblems = 3;    // Of a file that are told.
 constexpr size_t kMaxFiles = 4096;    // Of a run.
 constexpr size_t kMaxShownPath = 200;
-constexpr size_t kPiece = 256 << 10;  // Of an earlier run is read at once: that takes a few milliseconds.
+constexpr double kMaxUnixSeconds = 1e11;
+constexpr size_t kPiece = 512 << 10;  // Of an earlier run is read at once: that takes some ten milliseconds.
 constexpr double kLookedAt_s = 10;    // Who looks at a run asks each few seconds.
 
 // A file's whole lines, one after another, as they come.
@@ -147,6 +148,10 @@ std::optional<MetricsTail::Line> MetricsTail::Next(size_t& read, std::vector<std
       continue;
     }
     const double unix_s = *unix_zero_ + t->get<double>();
+    if (!(unix_s >= 0 && unix_s < kMaxUnixSeconds)) {
+      Note(problems, absl::StrCat("its time cannot be: ", Printable(text, 60)));
+      continue;
+    }
     return Line{.unix_s = unix_s, .fields = std::move(fields)};
   }
 }
@@ -330,8 +335,10 @@ absl::StatusOr<nlohmann::ordered_json> EarlierRuns::SeriesJson(const std::string
   }
   kept_.back().asked_unix_s = now_unix_s;
   MetricsReader& reader = kept_.back().reader;
-  PS_RETURN_IF_ERROR(reader.Update(kPiece, now_unix_s).status());
-  return reader.history().SeriesJson(cursor);
+  PS_ASSIGN_OR_RETURN(const bool more, reader.Update(kPiece, now_unix_s));
+  nlohmann::ordered_json json = reader.history().SeriesJson(cursor);
+  json["more"] = more;
+  return json;
 }
 
 }  // namespace ps
