@@ -56,8 +56,8 @@ class EarlierRuns {
   // The names of folders that hold a metrics file, the newest first, at most 100.
   std::vector<std::string> Names() const;
   // SeriesJson of a run. NOT_FOUND if there is none of this name. A long run is read in pieces: what was read so far is
-  // told, and the rest with the next questions. RESOURCE_EXHAUSTED if kMaxKept others were asked for just now: each is
-  // kept in memory while it is looked at.
+  // told ("more": true), and the rest with the next questions. RESOURCE_EXHAUSTED if kMaxKept others were asked for
+  // just now: each is kept in memory while it is looked at.
   absl::StatusOr<nlohmann::ordered_json> SeriesJson(const std::string& name, const std::string& cursor,
                                                     double now_unix_s);
 

@@ -12,6 +12,7 @@ const $ = (id) => document.getElementById(id);
 const BARS_MOST = 32;    // Ranks in a chart; the worst of more.
 const RECENT_S = 60;     // What "the last minute" is.
 const RUN_EVERY_MS = 5000;
+const MORE_MS = 200;  // Until the next piece of a run is asked for.
 const ANNOUNCED = ['lost', 'rollback', 'checkpoint failed'];  // Kinds of events that screen readers hear.
 const SPLITS = ['train', 'test', 'validation'];
 
@@ -215,12 +216,14 @@ class Page {
     run.askedMs = Date.now();
     try {
       const since = run.cursor ? `&since=${encodeURIComponent(run.cursor)}` : '';
-      const {series = {}, cursor = ''} = await get(`api/v1/series?run=${encodeURIComponent(name)}${since}`);
+      const {series = {}, cursor = '', more = false} = await get(`api/v1/series?run=${encodeURIComponent(name)}${since}`);
       if (this.runs.get(name) !== run) return;
       run.cursor = cursor;
       for (const [key, news] of Object.entries(series)) (run.series[key] ??= new Series()).take(news);
       setText($('run-problem'), '');
       this.drawCurves();
+      // A long run is told in pieces.
+      if (more && !document.hidden) setTimeout(() => this.runs.get(name) === run && this.askForRun(name), MORE_MS);
     } catch (error) {
       setText($('run-problem'), `The run “${name}” cannot be shown: ${error.message}.`);
     }
