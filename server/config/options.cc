@@ -51,6 +51,8 @@ void CheckAddresses(const ServerOptions& options, Problems& problems) {
 
 void CheckPage(const ServerOptions& options, Problems& problems) {
   problems.Check(CheckText("--http_listen", options.http_listen, kMaxAddressBytes));
+  problems.Check(options.trace_file.empty() || options.trace_file != options.metrics_file,
+                 "--trace_file=", options.trace_file, ": is also the --metrics_file");
   problems.Check(CheckText("--http_runs", options.http_runs, kMaxAddressBytes));
   problems.Check(options.http_runs.empty() || !options.http_listen.empty(), "--http_runs=", options.http_runs,
                  ": has no meaning without --http_listen, whose page shows them");

@@ -15,6 +15,15 @@ uint64_t UnixMsOf(TimePoint then, TimePoint now, uint64_t unix_ms) {
 
 }  // namespace
 
+void ShardRecord::OnMembers(const std::map<uint32_t, uint64_t>& incarnations) {
+  std::erase_if(held_up_, [&](const auto& entry) {
+    const auto now = incarnations.find(entry.first);
+    const auto before = owners_.find(entry.first);
+    return now != incarnations.end() && before != owners_.end() && now->second != before->second;
+  });
+  for (const auto& [rank, incarnation] : incarnations) owners_[rank] = incarnation;
+}
+
 void ShardRecord::OnComplete(Push& push, TimePoint now) {
   push.completed = last_complete_ = now;
   if (push.samples > 0) push_.Add(now - push.began);

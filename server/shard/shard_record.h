@@ -32,6 +32,8 @@ class ShardRecord {
   void OnRunning(TimePoint now) {
     if (!running_since_.has_value()) running_since_ = now;
   }
+  // The ranks have these owners now, by rank. What others waited for an earlier owner is not held against the next one.
+  void OnMembers(const std::map<uint32_t, uint64_t>& incarnations);
   // The last slice of the push is here; sets push.completed.
   void OnComplete(Push& push, TimePoint now);
   // A set was decided on; `needed` of its pushes were enough for it.
@@ -79,7 +81,8 @@ class ShardRecord {
   TimeDistribution pull_wait_;
   TimeDistribution checkpoint_;
   StalenessDistribution staleness_;
-  std::map<uint32_t, std::chrono::nanoseconds> held_up_;  // The key is the rank.
+  std::map<uint32_t, std::chrono::nanoseconds> held_up_;  // The key is the rank, as it is here:
+  std::map<uint32_t, uint64_t> owners_;                   // the incarnations.
 
   TimePoint last_complete_;        // Some push was.
   std::vector<uint32_t> missing_;  // As they were said last, of the step in the making.

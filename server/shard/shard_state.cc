@@ -257,6 +257,7 @@ absl::Status ShardState::CheckPulled(const v1::PushRequest& header) const {
 std::vector<StepSet> ShardState::SetMembers() {
   if (job.view().phase() == v1::PHASE_GATHERING) return {};  // Nobody pushes yet.
   pushes.DropOrphans(job, *mode);
+  record.OnMembers(job.MemberIncarnations());
   updater.SetLowestRank(job.lowest_rank());
   std::erase_if(not_finite_pushes, [&](const auto& entry) { return !job.Owns(entry.first, entry.second.incarnation); });
   std::erase_if(pulled, [&](const auto& entry) {

@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/endpoint.h"
+#include "common/help.h"
 #include "common/metrics.h"
 #include "common/problems.h"
 #include "common/program.h"
@@ -93,34 +94,43 @@ ABSL_FLAG(bool, json, false, "print JSON instead of a table");
 namespace ps {
 namespace {
 
-constexpr char kUsage[] =
-    "ps_bench [flags] COMMAND\n"
-    "  exchange   time and GB/s of an exchange through real servers, next to a raw stream of the same --transport,\n"
-    "             memcpy and SGD in place; for push_pull of several workers, if MPI is installed, also next to as\n"
-    "             many MPI ranks that sum the gradients, without and with a step of SGD in each rank; GB/s is the\n"
-    "             bytes to be moved (workers x bytes, each way) over the median time, ratio is GB/s over the raw\n"
-    "             stream's, with --transport=shm over memcpy's; the weights are checked in every repeat\n"
-    "  train      samples/s through servers with 1 up to --workers workers, next to the same computation without\n"
-    "             exchange and, if MPI is installed, with MPI ranks that sum the gradients, through shared memory\n"
-    "             and over TCP\n"
-    "  gemm       matrix products on each --device, with and without the copies, and from what size a GPU is faster\n"
-    "  optimizers each optimizer, and a server's update with it, next to a copy that moves as many bytes; and of\n"
-    "             many small tensors next to one; with 1 and 2 threads\n"
-    "  encoding   rounding to two bytes, widening, and selecting the largest elements, next to a copy\n"
-    "  faults     what checkpoints cost a job that trains, next to one without and to dd, and how soon it goes on "
-    "when\n"
-    "             its server was killed\n"
-    "  join       how soon --workers workers have joined a job of --servers servers, without a network\n"
-    "  crowd      what each of --workers workers costs the --servers servers of a job: CPU of a join and of a push, "
-    "time\n"
-    "             of a step, bytes, memory; without a network, and with one-element tensors\n"
-    "  link       a step's exchange of --workers workers over links of --mbit_per_s, with servers on hosts of their\n"
-    "             own and on the workers', half as many, and one; next to MPI's algorithms, unless there is a "
-    "--delay;\n"
-    "             on network namespaces of this machine, as root\n"
-    "  losses     how soon a bsp job makes its next version when one of two workers is killed, or stopped, or is\n"
-    "             replaced\n"
-    "  network    round-trip time and bandwidth in both directions to --server";
+// What ps_bench is and does.
+ProgramHelp Help() {
+  return {
+      .program = "ps_bench",
+      .summary = "measures, beside baselines in the same run",
+      .commands = {
+          {"exchange", "",
+           "time and GB/s of an exchange through real servers, next to a raw stream of the same --transport, memcpy "
+           "and SGD in place; for push_pull of several workers, if MPI is installed, also next to as many MPI ranks "
+           "that sum the gradients, without and with a step of SGD in each rank; GB/s is the bytes to be moved "
+           "(workers x bytes, each way) over the median time, ratio is GB/s over the raw stream's, with "
+           "--transport=shm over memcpy's; the weights are checked in every repeat"},
+          {"train", "",
+           "samples/s through servers with 1 up to --workers workers, next to the same computation without exchange "
+           "and, if MPI is installed, with MPI ranks that sum the gradients, through shared memory and over TCP"},
+          {"gemm", "",
+           "matrix products on each --device, with and without the copies, and from what size a GPU is faster"},
+          {"optimizers", "",
+           "each optimizer, and a server's update with it, next to a copy that moves as many bytes; and of many small "
+           "tensors next to one; with 1 and 2 threads"},
+          {"encoding", "", "rounding to two bytes, widening, and selecting the largest elements, next to a copy"},
+          {"faults", "",
+           "what checkpoints cost a job that trains, next to one without and to dd, and how soon it goes on when its "
+           "server was killed"},
+          {"join", "", "how soon --workers workers have joined a job of --servers servers, without a network"},
+          {"crowd", "",
+           "what each of --workers workers costs the --servers servers of a job: CPU of a join and of a push, time of "
+           "a step, bytes, memory; without a network, and with one-element tensors"},
+          {"link", "",
+           "a step's exchange of --workers workers over links of --mbit_per_s, with servers on hosts of their own and "
+           "on the workers', half as many, and one; next to MPI's algorithms, unless there is a --delay; on network "
+           "namespaces of this machine, as root"},
+          {"losses", "",
+           "how soon a bsp job makes its next version when one of two workers is killed, or stopped, or is replaced"},
+          {"network", "", "round-trip time and bandwidth in both directions to --server"},
+      }};
+}
 
 WireOptions Wire() {
   return {.wire_dtype = absl::GetFlag(FLAGS_wire_dtype),
@@ -532,7 +542,7 @@ int main(int argc, char** argv) {
   using namespace ps;  // NOLINT(google-build-using-namespace): this file is the program.
   CommandLine line;
   int exit_status = kExitDone;
-  if (!StartProgram(argc, argv, kUsage, "tests/bench/main.cc", &line, &exit_status)) return exit_status;
+  if (!StartProgram(argc, argv, Help(), "tests/bench/main.cc", &line, &exit_status)) return exit_status;
   KeepFreedMemory();
   spdlog::set_level(spdlog::level::warn);
   if (const std::optional<absl::Status> helper = RunAsHelper(line.arguments)) {
@@ -544,7 +554,7 @@ int main(int argc, char** argv) {
       command != "crowd" && command != "losses" && command != "link") {
     const std::string given = absl::StrJoin(line.arguments, " ");
     const std::string what = given.empty() ? "expected a command" : absl::StrCat("there is no command '", given, "'");
-    return Complain("ps_bench", absl::InvalidArgumentError(absl::StrCat(what, "\n", kUsage)), kExitUsage);
+    return Complain("ps_bench", absl::InvalidArgumentError(absl::StrCat(what, "\n", HelpText(Help()))), kExitUsage);
   }
   if (const absl::Status flags = CheckFlags(command, line); !flags.ok()) return Complain("ps_bench", flags, kExitUsage);
   absl::Status status = Run(command);

@@ -38,7 +38,7 @@ std::pair<std::string, int> Run(const std::function<void()>& program) {
     std::array<char*, 2> arguments = {name.data(), nullptr};
     CommandLine line;
     int exit_status = 0;
-    (void)StartProgram(1, arguments.data(), "", "", &line, &exit_status);
+    (void)StartProgram(1, arguments.data(), {}, "", &line, &exit_status);
     [&]() noexcept { program(); }();
     _exit(0);
   }

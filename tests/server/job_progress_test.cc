@@ -135,6 +135,62 @@ TEST_CASE("An older report that comes late is ignored, and what members that hav
   }
 }
 
+TEST_CASE("Totals only grow, and what is left is told by the budgets of who is there") {
+  Watched job({.synchronous = true, .ranks_wait = true}, 2);
+  v1::WorkerReport report = Report(1, 50, 500);
+  report.set_all_steps(1000);
+  job.Tell(0, report);
+  report = Report(1, 50, 500);
+  report.set_all_steps(400);
+  job.Tell(1, report);
+  CHECK(job.Status().all_steps() == 1000);
+  report = Report(2, 60, std::numeric_limits<uint64_t>::max());  // It cannot be.
+  report.set_all_steps(500);
+  job.Tell(0, report);
+  CHECK(job.Status().all_steps() == 500);
+  CHECK(job.Status().samples() < uint64_t{1} << 54);
+  const uint64_t samples = job.Status().samples();
+  job.Tell(0, Report(3, 10, 10));
+  CHECK(job.Status().samples() == samples);
+  CHECK(job.Worker(0).report().steps() == 60);
+}
+
+TEST_CASE("A slow step that is told again counts once") {
+  Watched job;
+  v1::WorkerReport report = Report(1, 1, 1);
+  v1::SlowStep& slow = *report.add_slowest();
+  slow.set_step(7);
+  slow.set_seconds(3);
+  slow.set_unix_ms(1000);
+  job.Tell(0, report);
+  report.set_number(2);
+  job.Tell(0, report);
+  job.Tell(1, report);  // Another rank's.
+  CHECK(job.Status().slowest_size() == 2);
+}
+
+TEST_CASE("The loss of a worker that tells none any more is the job's only until others tell theirs") {
+  Watched job({.synchronous = true, .ranks_wait = true}, 2);
+  const auto tell = [&](uint32_t rank, uint64_t number, double loss) {
+    v1::WorkerReport report = Report(number, number, number);
+    report.mutable_loss()->set_batches(1);
+    report.mutable_loss()->set_mean(loss);
+    job.Tell(rank, report);
+  };
+  tell(0, 1, 9);
+  tell(1, 1, 1);
+  CHECK(job.Status().loss().mean() == Approx(5));
+  for (uint64_t second = 2; second < 15; ++second) {
+    job.now += seconds(1);
+    tell(1, second, 1);
+    job.progress.Look(job.members, job.now);
+  }
+  CHECK(job.Status().loss().mean() == Approx(1));
+  job.now += std::chrono::minutes(5);
+  job.progress.Look(job.members, job.now);
+  CHECK(job.Status().loss().mean() == Approx(1));  // The last that is known.
+}
+
 TEST_CASE("Samples are those of the pushes, as long as workers tell of fewer") {
   Watched job;
   v1::ShardStatusReply shard;

@@ -65,6 +65,17 @@ TEST_CASE("The time between a set's last two pushes is charged to the rank of th
   CHECK(shard.HeldUp() == "1: 0.25, 2: 0.5");
 }
 
+TEST_CASE("Who takes a rank is not charged with what others waited for the one before") {
+  Recorded shard;
+  shard.record.OnMembers({{0, 1}, {1, 2}});
+  shard.record.OnDecided({shard.Complete(0, milliseconds(100)), shard.Complete(1, milliseconds(600))}, 2);
+  CHECK(shard.HeldUp() == "1: 0.5");
+  shard.record.OnMembers({{0, 1}});  // It is lost, and its place is free.
+  CHECK(shard.HeldUp() == "1: 0.5");
+  shard.record.OnMembers({{0, 1}, {1, 3}});
+  CHECK(shard.HeldUp().empty());
+}
+
 TEST_CASE("As long as one push is missing its rank is charged as time passes, and none of that twice") {
   Recorded shard;
   Pushes pushes = {shard.Complete(0, milliseconds(0)), shard.Complete(1, milliseconds(500))};

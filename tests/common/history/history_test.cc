@@ -15,7 +15,7 @@ class Watched {
   Watched() {
     status.set_phase(v1::PHASE_RUNNING);
     status.set_generation(1);
-    status.mutable_progress()->set_median_step_s(0.1);
+    status.mutable_progress()->set_median_step_s(0.01);
   }
 
   v1::WorkerStatus& AddWorker(uint32_t rank) {
@@ -117,6 +117,10 @@ TEST_CASE("Checkpoints, rollbacks, hyperparameters, evaluations and slow steps a
   v1::Hyperparameter& rate = *job.status.add_hyperparameters();
   rate.set_name("learning_rate");
   rate.set_value(0.1F);
+  // Each rank makes a step in 0.1 s, and every tenth of that there is a version.
+  v1::WorkerReport& report = *job.AddWorker(3).mutable_report();
+  report.set_steps(50);
+  report.mutable_seconds()->set_forward(5);
   job.Look();
   rate.set_value(0.01F);
   v1::CheckpointStatus& checkpoints = *job.status.mutable_checkpoints();
@@ -185,6 +189,25 @@ TEST_CASE("Curves follow the job, and a cursor asks for what is new") {
   for (const char* const bad : {"x", "8.3", "7.99999999", "7.", ".3", "7.-1", "7.3.4"}) {
     CHECK(job.history.SeriesJson(bad)["series"]["loss"]["reset"] == true);
   }
+}
+
+TEST_CASE("Curves go by the job's time, whatever becomes of the clock") {
+  Watched job;
+  job.status.mutable_progress()->set_step(5);
+  job.Look();
+  job.unix_s -= 3600;
+  for (int i = 0; i < 5; ++i) job.Look();
+  const Series& rate = *job.history.Find("steps_per_s");
+  CHECK(rate.size() == 6);
+  CHECK(rate.at(5).t == Approx(rate.at(0).t + 5));
+}
+
+TEST_CASE("A rate that only the workers know is no curve") {
+  Watched job;
+  (*job.status.mutable_settings())["optimizer"] = "local";
+  job.status.add_shard_status();
+  job.Look();
+  CHECK(job.history.Find("learning_rate") == nullptr);
 }
 
 TEST_CASE("After a rollback time goes on, though the new generation counts from zero") {

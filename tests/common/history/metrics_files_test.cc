@@ -264,8 +264,25 @@ TEST_CASE("Earlier runs are the folders with metrics files, and no name leads ou
   CHECK((*series)["series"]["loss"]["points"].size() == 1);
   CHECK(runs.SeriesJson("..", "", kBegan).status().code() == absl::StatusCode::kNotFound);
   CHECK(runs.SeriesJson("../before", "", kBegan).status().code() == absl::StatusCode::kNotFound);
+  CHECK_FALSE((*series)["more"]);
   CHECK(EarlierRuns("").Names().empty());
+  CHECK(EarlierRuns(folder.path(), folder.path("before/w0.jsonl")).Names().empty());  // It goes on now.
   CHECK(EarlierRuns(folder.path("none")).Names().empty());
+}
+
+TEST_CASE("Only so many earlier runs are looked at at the same time, and another one when one is left") {
+  Folder folder;
+  for (size_t i = 0; i <= EarlierRuns::kMaxKept; ++i) {
+    folder.Append(absl::StrCat("run-", i, "/w0.jsonl"), WorkerStart(0, "bsp") + StepLine(0, 0, 1));
+  }
+  EarlierRuns runs(folder.path());
+  for (size_t i = 0; i < EarlierRuns::kMaxKept; ++i) {
+    CHECK(runs.SeriesJson(absl::StrCat("run-", i), "", kBegan + 100).ok());
+  }
+  const std::string last = absl::StrCat("run-", EarlierRuns::kMaxKept);
+  CHECK(runs.SeriesJson(last, "", kBegan + 105).status().code() == absl::StatusCode::kResourceExhausted);
+  CHECK(runs.SeriesJson("run-0", "", kBegan + 111).ok());
+  CHECK(runs.SeriesJson(last, "", kBegan + 111).ok());  // In the place of run-1, at which nobody has looked for long.
 }
 
 }  // namespace

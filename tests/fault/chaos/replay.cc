@@ -159,8 +159,9 @@ int main(int argc, char** argv) {
   using namespace ps;  // NOLINT(google-build-using-namespace): this file is the program.
   CommandLine line;
   int exit_status = kExitDone;
-  if (!StartProgram(argc, argv, "ps_replay RANKS LEARNING_RATE OUTPUT [ps_worker's flags] < SETS", "worker/flags.cc",
-                    &line, &exit_status)) {
+  if (!StartProgram(argc, argv,
+                    {.program = "ps_replay", .summary = "RANKS LEARNING_RATE OUTPUT [ps_worker's flags] < SETS"},
+                    "worker/flags.cc", &line, &exit_status)) {
     return exit_status;
   }
   const absl::Status status = Run(line);
