@@ -34,7 +34,7 @@ constexpr size_t kMaxProblems = 3;    // Of a file that are told.
 constexpr size_t kMaxFiles = 4096;    // Of a run.
 constexpr size_t kMaxShownPath = 200;
 constexpr double kMaxUnixSeconds = 1e11;
-constexpr size_t kPiece = 4 << 20;  // Of an earlier run is read at once.
+constexpr size_t kPiece = 1 << 20;  // Of an earlier run is read at once, on the thread of whoever asks.
 
 // A file's whole lines, one after another, as they come.
 class MetricsTail {
