@@ -14,3 +14,14 @@ configure_package_config_file(cmake/psConfig.cmake.in ${PROJECT_BINARY_DIR}/psCo
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/psConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/psConfig.cmake ${PROJECT_BINARY_DIR}/psConfigVersion.cmake
         DESTINATION ${PS_PACKAGE_FOLDER})
+
+# Man pages and what bash completes are made by the programs themselves, from the table that makes --help.
+foreach(program ps_server ps_worker ps_ctl)
+  foreach(form man bash)
+    install(CODE "execute_process(COMMAND $<TARGET_FILE:${program}> --help=${form}
+      OUTPUT_FILE ${PROJECT_BINARY_DIR}/${program}.${form} COMMAND_ERROR_IS_FATAL ANY)")
+  endforeach()
+  install(FILES ${PROJECT_BINARY_DIR}/${program}.man DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 RENAME ${program}.1)
+  install(FILES ${PROJECT_BINARY_DIR}/${program}.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
+          RENAME ${program})
+endforeach()

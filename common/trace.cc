@@ -24,6 +24,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kPid = 1;  // Of the process in its own file; whoever merges files gives each another one.
+constexpr std::chrono::nanoseconds kSlack(10);
 constexpr std::chrono::nanoseconds kShortest(1);  // An arrow needs a span of some length.
 
 // Chrome's unit, to the nanosecond.
@@ -123,12 +124,16 @@ TraceArgs& TraceArgs::Add(absl::string_view name, const std::vector<uint32_t>& v
 TraceRows::Row TraceRows::Place(const std::string& name, bool nests, TimePoint begin, TimePoint end) {
   std::vector<Taken>& rows = rows_[name];
   for (size_t i = 0; i < rows.size(); ++i) {
-    if (!nests && rows[i].until > begin) continue;
-    rows[i].until = std::max(rows[i].until, end);
-    return {.number = rows[i].number, .of_name = static_cast<int>(i), .fresh = false};
+    TimePoint& until = rows[i].until;
+    if (!nests && until > begin + kSlack) continue;
+    if (!nests) begin = std::max(begin, until);
+    end = std::max(end, begin + kShortest);
+    until = std::max(until, end);
+    return {.number = rows[i].number, .of_name = static_cast<int>(i), .fresh = false, .begin = begin, .end = end};
   }
+  end = std::max(end, begin + kShortest);
   rows.push_back({.number = ++count_, .until = end});
-  return {.number = count_, .of_name = static_cast<int>(rows.size()) - 1, .fresh = true};
+  return {.number = count_, .of_name = static_cast<int>(rows.size()) - 1, .fresh = true, .begin = begin, .end = end};
 }
 
 absl::StatusOr<std::unique_ptr<TraceWriter>> TraceWriter::Open(const std::string& path, const TracedSteps& steps) {
@@ -178,26 +183,25 @@ void TraceWriter::Begin(const TraceProcess& process) {
 
 void TraceWriter::Add(const TraceSpan& span) {
   if (!enabled()) return;
-  const TimePoint end = std::max(span.end, span.begin + kShortest);
   MutexLock lock(mutex_);
   if (!begun_) return;
-  const TraceRows::Row row = rows_.Place(span.row, span.nests, span.begin, end);
+  const TraceRows::Row row = rows_.Place(span.row, span.nests, span.begin, span.end);
   std::string lines;
   if (row.fresh) {
     const std::string name = row.of_name == 0 ? span.row : absl::StrCat(span.row, " (", row.of_name + 1, ")");
     absl::StrAppend(&lines, Head("thread_name", "M", row.number), ",\"args\":{\"name\":", Quoted(name), "}},\n",
                     Head("thread_sort_index", "M", row.number), ",\"args\":{\"sort_index\":", row.number, "}},\n");
   }
-  const std::string ts = Micros(span.begin);
-  absl::StrAppend(&lines, Head(span.name, "X", row.number), ",\"ts\":", ts, ",\"dur\":", MicrosOf(end - span.begin));
+  const std::string ts = Micros(row.begin);
+  absl::StrAppend(&lines, Head(span.name, "X", row.number), ",\"ts\":", ts, ",\"dur\":", MicrosOf(row.end - row.begin));
   if (!span.args.empty()) absl::StrAppend(&lines, ",\"args\":{", span.args.members(), "}");
   lines += "},\n";
   for (const TraceArrow& arrow : span.arrows) {
     const bool leaves = arrow.part == ArrowPart::kLeaves;
     // The others bind to the span that they are in.
     absl::StrAppend(&lines, Head(kTraceArrowName, Phase(arrow.part), row.number), ",\"cat\":\"", kTraceArrowName,
-                    "\",\"ts\":", leaves ? ts : Micros(end - kShortest), ",\"id\":\"", ArrowId(arrow.push, arrow.shard),
-                    "\"", leaves ? "" : ",\"bp\":\"e\"", "},\n");
+                    "\",\"ts\":", leaves ? ts : Micros(row.end - kShortest), ",\"id\":\"",
+                    ArrowId(arrow.push, arrow.shard), "\"", leaves ? "" : ",\"bp\":\"e\"", "},\n");
   }
   file_->Append(lines);
 }

@@ -87,6 +87,10 @@ class TraceRows {
     int number = 0;      // Among all rows of all names, from 1.
     int of_name = 0;     // Among those of its name, from 0.
     bool fresh = false;  // This is its first span.
+    // Where it is put there: it is at least a nanosecond long, and where many in a row have no length, each begins a
+    // little later.
+    TimePoint begin;
+    TimePoint end;
   };
   Row Place(const std::string& name, bool nests, TimePoint begin, TimePoint end);
 

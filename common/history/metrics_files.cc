@@ -33,7 +33,8 @@ constexpr size_t kMaxLine = 1 << 20;  // A longer one is passed over.
 constexpr size_t kMaxProblems = 3;    // Of a file that are told.
 constexpr size_t kMaxFiles = 4096;    // Of a run.
 constexpr size_t kMaxShownPath = 200;
-constexpr size_t kPiece = 8 << 20;  // Of an earlier run is read at once.
+constexpr double kMaxUnixSeconds = 1e11;
+constexpr size_t kPiece = 4 << 20;  // Of an earlier run is read at once.
 
 // A file's whole lines, one after another, as they come.
 class MetricsTail {
@@ -146,6 +147,10 @@ std::optional<MetricsTail::Line> MetricsTail::Next(size_t& read, std::vector<std
       continue;
     }
     const double unix_s = *unix_zero_ + t->get<double>();
+    if (!(unix_s >= 0 && unix_s < kMaxUnixSeconds)) {
+      Note(problems, absl::StrCat("its time cannot be: ", Printable(text, 60)));
+      continue;
+    }
     return Line{.unix_s = unix_s, .fields = std::move(fields)};
   }
 }

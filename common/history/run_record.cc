@@ -184,12 +184,11 @@ void RunRecord::NoteVersion(const std::string& source, double unix_s, const json
                                   ", and what it does not know is passed over"));
 }
 
-void RunRecord::NoteGeneration(const json& line, std::optional<uint64_t> step) {
+void RunRecord::NoteGeneration(const json& line) {
   const uint64_t generation = CountOf(line, "generation");
   if (generation <= generation_) return;
   if (generation_ != 0) {
     ++rollbacks_;
-    if (step.has_value()) step_ = *step;
     for (auto& [rank, worker] : workers_) worker.step_ended_unix_s.reset();
     arrivals_.clear();
     steps_per_s_.Restart();
@@ -211,7 +210,11 @@ void RunRecord::AddOfWorker(const std::string& source, const std::string& event,
     worker.incarnation = std::max(worker.incarnation + 1, CountOf(line, "incarnation"));
     worker.step_ended_unix_s.reset();
   }
-  if (event == "rollback") NoteGeneration(line, CountOf(line, "step"));
+  if (event == "rollback") {
+    NoteGeneration(line);
+    // The first who says it, of several workers who go back to the same step.
+    if (std::exchange(stepped_back_in_, generation_) != generation_) step_ = CountOf(line, "step");
+  }
   if (event == "end") {
     worker.done = true;
     worker.step_ended_unix_s.reset();
@@ -236,7 +239,7 @@ void RunRecord::AddWorkerStart(Worker& worker, const std::string& source, const 
   if (job_.empty()) job_ = TextOf(FlagsOf(line), "job");
   num_workers_ = std::max({num_workers_, static_cast<uint32_t>(std::min<uint64_t>(CountOf(line, "workers"), kMaxRank)),
                            static_cast<uint32_t>(workers_.size())});
-  NoteGeneration(line, std::nullopt);
+  NoteGeneration(line);
 }
 
 void RunRecord::AddStep(Worker& worker, uint32_t rank, double unix_s, const json& line) {
@@ -368,7 +371,7 @@ void RunRecord::AddServerStart(Server& server, const json& line) {
   num_shards_ = static_cast<uint32_t>(std::max<uint64_t>(FlagNumber(line, "num_shards"), servers_.size()));
   float rate = 0;
   if (absl::SimpleAtof(TextOf(flags, "learning_rate"), &rate)) hyperparameters_["learning_rate"] = rate;
-  NoteGeneration(line, std::nullopt);
+  NoteGeneration(line);
 }
 
 void RunRecord::AddApply(Server& server, double unix_s, const json& line) {

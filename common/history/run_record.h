@@ -103,7 +103,7 @@ class RunRecord {
   void AddApply(Server& server, double unix_s, const nlohmann::json& line);
   void AddCheckpoint(double unix_s, const nlohmann::json& line);
   void NoteVersion(const std::string& source, double unix_s, const nlohmann::json& line);
-  void NoteGeneration(const nlohmann::json& line, std::optional<uint64_t> step);
+  void NoteGeneration(const nlohmann::json& line);
   void NoteArrival(uint32_t rank, uint64_t step, double pushed_unix_s);
   // Makes up to so many looks at the time in which nothing was written.
   void CatchUp(double unix_s);
@@ -118,6 +118,7 @@ class RunRecord {
   std::map<std::string, float> hyperparameters_;
   std::string schedule_;
   uint64_t generation_ = 0, rollbacks_ = 0;
+  uint64_t stepped_back_in_ = 0;  // The generation whose first step was told.
   v1::Phase phase_ = v1::PHASE_GATHERING;
   std::string failure_;
   uint32_t num_workers_ = 0, num_shards_ = 0;

@@ -1,7 +1,6 @@
 #include "server/page/job_page.h"
 
 #include <chrono>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -118,7 +117,7 @@ void JobPage::AwaitLastLook() {
     if (!job_ended_ || !asked_at_.has_value() || Now() - *asked_at_ > kLooksAgain) return;
   }
   // There may be several browsers, and nothing tells which of them asked: no event says that all have.
-  std::this_thread::sleep_for(kLastLook);
+  PauseUntil(Now() + kLastLook);
 }
 
 void JobPage::TakeSnapshot() {

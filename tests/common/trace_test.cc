@@ -49,6 +49,19 @@ TEST_CASE("Spans that overlap are put in rows of their own, the first row that i
   CHECK(rows.Place("pushes", false, At(0), At(14)).number == 4);
 }
 
+TEST_CASE("Spans without length follow each other in a row, and none overlaps with another") {
+  TraceRows rows;
+  TimePoint until = At(0);
+  for (int i = 0; i < 3; ++i) {
+    const TraceRows::Row row = rows.Place("exchanges", false, At(0), At(0));
+    CHECK(row.of_name == 0);
+    CHECK(row.begin >= until);
+    CHECK(row.end > row.begin);
+    until = row.end;
+  }
+  CHECK(rows.Place("exchanges", false, At(0), At(1)).begin == until);
+}
+
 TEST_CASE("Spans that are nested share a row") {
   TraceRows rows;
   CHECK(rows.Place("computes", true, At(2), At(3)).of_name == 0);

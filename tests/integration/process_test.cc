@@ -82,7 +82,7 @@ TEST_CASE("Bad usage ends with status 2 and names every problem") {
   CHECK(RunOnce("ps_ctl", {"status", "now"}, &errors) == 2);
   CHECK(errors.find("status: expected nothing after it, not 'now'") != std::string::npos);
   CHECK(RunOnce("ps_ctl", {"drain"}, &errors) == 2);
-  CHECK(errors.find("drain: expected a worker's name or rank after it\n") != std::string::npos);
+  CHECK(errors.find("drain: expected WORKER after it\n") != std::string::npos);
   CHECK(RunOnce("ps_ctl", {"--server=nowhere", "--timeout=-1s", "status"}, &errors) == 2);
   CHECK(errors.find("ps_ctl: --server=nowhere") == 0);
   CHECK(errors.find("\nps_ctl: --timeout=-1s: expected more than 0") != std::string::npos);

@@ -280,7 +280,9 @@ class FixtureJob:
                 "waits_s": self.stopped_s,
             },
             "hyperparameters": {"learning_rate": 0.1, "momentum": 0.9},
-            "workers": [] if gathering else [self._worker(rank) for rank in range(len(self.names))],
+            "workers": []
+            if self.phase in ("gathering", "finished")
+            else [self._worker(rank) for rank in range(len(self.names))],
             "shards": [self._shard(shard) for shard in range(2)],
             "staleness": {"bounds": STALENESS_BOUNDS, "counts": self.staleness},
             "seconds_bounds": SECONDS_BOUNDS,

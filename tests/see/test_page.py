@@ -314,6 +314,8 @@ def test_a_finished_job_whose_server_went_is_not_called_broken(
     server.close()
     page.wait("!document.querySelector('#gone').hidden")
     assert "The job has ended" in page.text("#gone")
+    assert len(worker_rows(page)) == 4  # Who has left with the job stays.
+    assert all("left" in row for row in worker_rows(page))
     assert page.text("#state").split() == ["✓", "finished"]
 
 

@@ -111,6 +111,31 @@ TEST_CASE("A job that failed is not healthy, and says why") {
   CHECK(Ask(*page, "/healthz").status == 503);
 }
 
+TEST_CASE("A page goes at once, unless its job has ended and a browser is yet to see that") {
+  const auto page = StartPage();
+  const auto seconds_to_go = [&page] {
+    const TimePoint began = Now();
+    page->AwaitLastLook();
+    return std::chrono::duration<double>(Now() - began).count();
+  };
+  page->Observe(ChiefSnapshot(1));
+  CHECK(Await(*page, "/api/v1/job", 200).status == 200);
+  CHECK(seconds_to_go() < 1);
+
+  PageSnapshot ended = ChiefSnapshot(2);
+  ended.job->set_phase(v1::PHASE_FINISHED);
+  page->Observe(ended);
+  CHECK(Ask(*page, "/metrics").status == 200);
+  CHECK(seconds_to_go() > 1);
+
+  const auto unseen = StartPage();
+  unseen->Observe(ended);
+  CHECK(Await(*unseen, "/healthz", 200).status == 200);
+  const TimePoint began = Now();
+  unseen->AwaitLastLook();
+  CHECK(Now() - began < std::chrono::seconds(1));
+}
+
 TEST_CASE("Snapshots may come as fast as they like, from any thread: the newest is shown") {
   const auto page = StartPage();
   std::thread other([&] {

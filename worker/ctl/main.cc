@@ -24,6 +24,7 @@
 #include "worker/ctl/report.h"
 #include "worker/ctl/status.h"
 #include "worker/ctl/traces.h"
+#include "worker/ctl/view.h"
 #include "worker/ctl/watch.h"
 #include "worker/ctl/workers.h"
 #include "worker/link/weights_hash.h"
@@ -41,6 +42,8 @@ ABSL_FLAG(bool, watch, false, "of status: again each second, until the job is ov
 ABSL_FLAG(bool, json, false, "of status: in JSON, in a line");
 ABSL_FLAG(absl::Duration, max_idle, absl::ZeroDuration(),
           "of health: fail if a running job has made no version for so long; 0: do not ask");
+ABSL_FLAG(std::string, http_listen, "127.0.0.1:0", "of view: where to show the page, HOST:PORT; port 0 picks one");
+ABSL_FLAG(bool, insecure, false, "of view: let other machines see the page, too, without TLS or a password");
 ABSL_FLAG(absl::Duration, timeout, absl::Seconds(10), "how long to try and to wait for an answer");
 
 namespace ps {
@@ -75,6 +78,9 @@ constexpr Command kCommands[] = {
      "(--from)"},
     {"shutdown", 0, 0, "", "ends the job: servers and workers exit with status 0; with --checkpoint takes one before"},
     {"report", 1, SIZE_MAX, "DIR…", "a table that compares runs, from the metrics files in each folder"},
+    {"view", 1, SIZE_MAX, "PATH…",
+     "shows the page of a run, from metrics files or folders of them, also while they grow; other folders' runs beside "
+     "it"},
     {"merge_traces", 1, SIZE_MAX, "FILE…",
      "puts the --trace_file of all processes of a job together, with aligned clocks (--output)"},
 };
@@ -189,13 +195,27 @@ absl::Status Export(JobCalls& calls) {
 void CheckCommandFlags(const CommandLine& line, const std::string& command, Problems& problems) {
   const bool exports = command == "export";
   const bool merges = command == "merge_traces";
+  const bool views = command == "view";
   problems.Check(!exports || !absl::GetFlag(FLAGS_output).empty(), "--output: expected the file to export to");
-  problems.Check(!merges || !absl::GetFlag(FLAGS_output).empty(), "--output: expected the file to write the trace to");
   problems.CheckRange("max_idle", absl::GetFlag(FLAGS_max_idle), absl::ZeroDuration(), kMaxIdle);
+  problems.Check(!merges || !absl::GetFlag(FLAGS_output).empty(), "--output: expected the file to write the trace to");
+  if (views) {
+    Endpoint listen;
+    const std::string http_listen = absl::GetFlag(FLAGS_http_listen);
+    problems.Read(ParseEndpoint("http_listen", http_listen), listen);
+    problems.Check(!listen.is_unix(), "--http_listen=", http_listen, ": expected HOST:PORT");
+    problems.Check(listen.host.empty() || listen.is_local() || absl::GetFlag(FLAGS_insecure),
+                   "--http_listen=", http_listen,
+                   ": the page could be seen from other machines, without TLS or a password; add --insecure if the "
+                   "network is trusted");
+  }
   problems.Check(absl::GetFlag(FLAGS_version) >= -1, "--version: expected a version, or -1");
   const bool stored = exports && !absl::GetFlag(FLAGS_from).empty();
   problems.Check(CheckIdleFlags(line, {{"output", !exports && !merges, "only export and merge_traces write a file"},
                                        {"server", merges, "traces are read without a server"},
+                                       {"server", views, "metrics files are read without a server"},
+                                       {"http_listen", !views, "only view shows a page"},
+                                       {"insecure", !views, "only view shows a page"},
                                        {"from", !exports, "only export reads a checkpoint"},
                                        {"version", !exports, "only export takes a version"},
                                        {"version", stored, "the checkpoint says which version it has"},
@@ -242,6 +262,11 @@ absl::Status PrintWorkersTable(JobCalls& calls) {
   return absl::OkStatus();
 }
 
+absl::Status View(const std::vector<std::string>& paths) {
+  PS_ASSIGN_OR_RETURN(const Endpoint listen, ParseEndpoint("http_listen", absl::GetFlag(FLAGS_http_listen)));
+  return ViewRuns(listen, paths);
+}
+
 absl::Status PrintMerged(const std::vector<std::string>& traces) {
   PS_ASSIGN_OR_RETURN(const std::string done, MergeTraces(traces, absl::GetFlag(FLAGS_output)));
   std::cout << done;
@@ -284,6 +309,7 @@ int main(int argc, char** argv) {
   JobCalls calls(server, timeout);
   absl::Status status = command == "report"         ? PrintReport(rest)
                         : command == "merge_traces" ? PrintMerged(rest)
+                        : command == "view"         ? View(rest)
                         : command == "health"       ? PrintHealth(calls, server)
                         : command == "status"       ? PrintJobStatus(calls)
                         : command == "workers"      ? PrintWorkersTable(calls)

@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kMaxCell = 32;
 constexpr char kNotTold[] = "–";
 
-using Cells = std::vector<std::string>;
+using WorkerCells = std::vector<std::string>;
 
 // Columns that a terminal gives to UTF-8 text of single-width characters.
 size_t WidthOf(const std::string& text) {
@@ -26,7 +26,7 @@ size_t WidthOf(const std::string& text) {
 // Columns of text stand on the left, numbers on the right.
 constexpr size_t kTextColumns[] = {1, 2, 3, 14, 15};
 
-Cells TableHead() {
+WorkerCells TableHead() {
   return {"rank", "name", "host", "state", "step",  "steps/s", "held up", "forward", "backward",
           "push", "wait", "pull", "other", "heard", "link",    "device",  "loss"};
 }
@@ -44,7 +44,7 @@ std::string ShareOf(double part, double all) {
 
 std::string OrNotTold(const std::string& text) { return text.empty() ? kNotTold : Printable(text, kMaxCell); }
 
-Cells RowOf(const v1::WorkerStatus& worker) {
+WorkerCells RowOf(const v1::WorkerStatus& worker) {
   const v1::StepTimes& times = worker.report().seconds();
   const double all = times.forward() + times.backward() + times.push() + times.wait() + times.pull() + times.other();
   return {absl::StrCat(worker.rank()),
@@ -77,15 +77,15 @@ std::string WorkersTable(const v1::StatusReply& status, size_t max_workers) {
   };
   std::sort(workers.begin(), workers.end(), [&](const auto* a, const auto* b) { return badness(a) < badness(b); });
   const size_t shown = std::min(workers.size(), max_workers);
-  std::vector<Cells> rows = {TableHead()};
+  std::vector<WorkerCells> rows = {TableHead()};
   for (size_t i = 0; i < shown; ++i) rows.push_back(RowOf(*workers[i]));
   std::vector<size_t> widths(rows.front().size(), 0);
-  for (const Cells& row : rows) {
+  for (const WorkerCells& row : rows) {
     for (size_t column = 0; column < row.size(); ++column)
       widths[column] = std::max(widths[column], WidthOf(row[column]));
   }
   std::string table;
-  for (const Cells& row : rows) {
+  for (const WorkerCells& row : rows) {
     std::string line;
     for (size_t column = 0; column < row.size(); ++column) {
       const bool text = std::find(std::begin(kTextColumns), std::end(kTextColumns), column) != std::end(kTextColumns);

@@ -34,7 +34,8 @@ class Watched {
     status.mutable_progress()->set_running_s(status.progress().running_s() + 1);
     history.Observe(status, unix_s);
     std::vector<std::string> news;
-    for (const auto& event : history.EventsJson(next)["events"]) {
+    const nlohmann::ordered_json events = history.EventsJson(next);
+    for (const auto& event : events["events"]) {
       news.push_back(absl::StrCat(event["kind"].get<std::string>(), ": ", event["text"].get<std::string>()));
     }
     return news;

@@ -191,6 +191,32 @@ TEST_CASE("What cannot be read is said and passed over") {
   CHECK(events.find("a line says of no worker and no server") != std::string::npos);
 }
 
+TEST_CASE("A run that went back to a checkpoint goes on from there, whoever says it first") {
+  Folder folder;
+  const std::string again = R"({"event":"start","t":5,"shard":0,"unix_time":1700000005,"mode":"bsp","generation":2})"
+                            "\n";
+  folder.Append("server.jsonl", ServerStart("bsp") + again);
+  folder.Append("w0.jsonl", WorkerStart(0, "bsp"));
+  for (int step = 0; step < 20; ++step) folder.Append("w0.jsonl", StepLine(0, step, 1 + step * 0.1));
+  folder.Append("w0.jsonl", R"({"event":"rollback","t":5.5,"rank":0,"generation":2,"step":10,"version":10})"
+                            "\n" +
+                                StepLine(0, 10, 6));
+  MetricsReader reader("run", {folder.path()});
+  REQUIRE(reader.Update(kAll, kBegan + 6).ok());
+  CHECK(reader.Status().progress().step() == 11);
+  CHECK(reader.Status().progress().rollbacks() == 1);
+  CHECK(EventsOf(reader).find("rollback: the job went back to a checkpoint: generation 2") != std::string::npos);
+}
+
+TEST_CASE("Times that cannot be are no reason to end") {
+  Folder folder;
+  folder.Append("w0.jsonl", WorkerStart(0, "bsp") + StepLine(0, 0, 1e300) + StepLine(0, 1, -1e300) + StepLine(0, 2, 1));
+  MetricsReader reader("run", {folder.path()});
+  REQUIRE(reader.Update(kAll, kBegan + 2).ok());
+  CHECK(reader.Status().progress().step() == 3);
+  CHECK(EventsOf(reader).find("its time cannot be") != std::string::npos);
+}
+
 TEST_CASE("A folder that is not there, or has no metrics file, is an error, and files may come later") {
   Folder folder;
   CHECK(MetricsReader("run", {folder.path("none")}).Update(kAll, kBegan).status().code() ==

@@ -15,6 +15,10 @@ namespace {
 // of their steps.
 constexpr int kMostPulls = 100;
 
+constexpr std::chrono::microseconds kShortestWait(10);  // Traces show no shorter one of the thread that trains.
+
+std::chrono::nanoseconds Nanos(double seconds) { return std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9)); }
+
 }  // namespace
 
 Exchanges::Exchanges(Client& client, ExchangeResult started, Waiting& waiting)
@@ -38,27 +42,27 @@ void Exchanges::SetPush(uint32_t samples, PushContribution contribution, const M
   in_ = in;
   exposed_s_ = 0;
   viewing_ = false;
-  ready_at_ = Now();
+  handed_at_ = Now();
 }
 
 void Exchanges::Waited(TimePoint since) {
   const TimePoint now = Now();
   exposed_s_ += Seconds(now - since);
-  if (trace_ == nullptr || !trace_->Wants(push_.step)) return;
+  if (trace_ == nullptr || !trace_->Wants(push_.step) || now - since < kShortestWait) return;
   trace_->Add({.row = kComputeRow, .nests = true, .name = "await weights", .begin = since, .end = now});
 }
 
-// The arrows leave from where the last gradient was ready, and end where the weights come.
-void Exchanges::Trace(const ExchangeResult& result) {
+// The exchange ended at the latest as long after its last gradient was ready as its parts took, and before now. So an
+// arrow never leaves later, nor ends earlier, than it did, which is what clocks are aligned by.
+void Exchanges::Trace(const ExchangeResult& result, TimePoint now) {
   if (trace_ == nullptr || !trace_->Wants(push_.step)) return;
-  const auto after = [](TimePoint from, double seconds) {
-    return from + std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
-  };
-  TraceSpan push = {.row = "exchanges", .name = absl::StrCat("push ", push_.step), .begin = ready_at_};
-  push.end = after(push.begin, result.push_s);
+  const std::chrono::nanoseconds all = Nanos(result.push_s + result.wait_s + result.pull_s);
+  TraceSpan pull = {.row = "exchanges", .name = "pull", .end = std::min(now, ready_at_ + all)};
+  pull.begin = std::max(handed_at_, pull.end - Nanos(result.pull_s));
+  TraceSpan wait = {.row = pull.row, .name = "wait", .end = pull.begin};
+  wait.begin = std::max(handed_at_, wait.end - Nanos(result.wait_s));
+  TraceSpan push = {.row = pull.row, .name = absl::StrCat("push ", push_.step), .begin = handed_at_, .end = wait.begin};
   push.args.Add("step", push_.step).Add("version", push_.version).Add("samples", push_.samples);
-  TraceSpan wait = {.row = push.row, .name = "wait", .begin = push.end, .end = after(push.end, result.wait_s)};
-  TraceSpan pull = {.row = push.row, .name = "pull", .begin = wait.end, .end = after(wait.end, result.pull_s)};
   pull.args.Add("step", push_.step).Add("version", result.version);
   for (uint32_t shard = 0; shard < result.answers.size(); ++shard) {
     TraceArrow arrow = {.part = ArrowPart::kLeaves,
@@ -80,6 +84,7 @@ void Exchanges::Start(uint32_t samples, PushContribution contribution, const Con
                       const MutableTensors& in, bool deferred, std::optional<uint64_t> passed) {
   SetPush(samples, contribution, in, passed);
   exchange_ = client_.StartPushPull(push_, out, in, deferred);
+  ready_at_ = Now();
 }
 
 void Exchanges::StartEarlier(uint32_t samples, PushContribution contribution, uint64_t version,
@@ -90,6 +95,7 @@ void Exchanges::StartEarlier(uint32_t samples, PushContribution contribution, ui
   push_.versions = std::move(versions);
   push_.tensors = std::move(tensors);
   exchange_ = client_.StartPushPull(push_, out, in, /*deferred=*/false);
+  ready_at_ = Now();
 }
 
 void Exchanges::StartView(uint32_t samples, const ConstTensors& out, const MutableTensors& in, bool deferred,
@@ -97,6 +103,7 @@ void Exchanges::StartView(uint32_t samples, const ConstTensors& out, const Mutab
   SetPush(samples, PushContribution::kGradient, in, passed);
   viewing_ = client_.can_view();
   exchange_ = client_.StartPushView(push_, out, in, deferred);
+  ready_at_ = Now();
 }
 
 absl::Status Exchanges::AwaitTensor(size_t tensor) {
@@ -119,7 +126,7 @@ absl::StatusOr<EndedExchange> Exchanges::End() {
     latest_ = result;
   }
   Waited(began);
-  Trace(result);
+  Trace(result, Now());
   return EndedExchange{.push = std::move(push_), .result = std::move(result), .exposed_s = exposed_s_};
 }
 

@@ -100,8 +100,9 @@ class Exchanges {
   bool under_way() const { return exchange_ != nullptr; }
   // Tells the exchange that is under way that the tensor is ready. `finite`: it is known to be.
   void TensorReady(size_t tensor, bool finite) {
-    ready_at_ = Now();
+    handed_at_ = Now();
     finite ? exchange_->TensorReadyFinite(tensor) : exchange_->TensorReady(tensor);
+    ready_at_ = Now();
   }
   // Waits until the exchange under way, if there is one, has brought the tensor for good.
   absl::Status AwaitTensor(size_t tensor);
@@ -118,7 +119,7 @@ class Exchanges {
                std::optional<uint64_t> passed);
   // The thread that trains has waited since then.
   void Waited(TimePoint since);
-  void Trace(const ExchangeResult& result);
+  void Trace(const ExchangeResult& result, TimePoint now);
 
   Client& client_;
   Waiting& waiting_;
@@ -131,7 +132,9 @@ class Exchanges {
   PushInfo push_;
   MutableTensors in_;
   double exposed_s_ = 0;
-  TimePoint ready_at_;  // Its last gradient was.
+  // Its last gradient was handed over, and had been looked at and was ready to be sent.
+  TimePoint handed_at_;
+  TimePoint ready_at_;
   TraceWriter* trace_ = nullptr;
 };
 
