@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 import subprocess
 import time
 from collections import defaultdict
@@ -144,17 +145,18 @@ def test_a_workers_trace_has_the_times_of_its_metrics_file(finished: RecordedJob
     steps = finished.metrics("worker-0", "step")
     assert len(steps) == len(forward) == len(backward) == len(push) == 300
     pulls = {event["args"]["step"]: event for event in events if event["ph"] == "X" and event["name"] == "pull"}
+    longer = []
     for step in steps:
         number = step["step"]
         assert backward[number]["dur"] == pytest.approx(step["backward_s"] * 1e6, abs=50)
         assert forward[number]["args"]["loss"] == step["loss"]
-        # Nothing is hidden behind computation, so the exchange is what was waited for.
+        # But for what the next batch's loading hides, the exchange is what was waited for.
         exchanged = pulls[number]["ts"] + pulls[number]["dur"] - push[number]["ts"]
         waited = step["push_s"] + step["wait_s"] + step["pull_s"]
         assert exchanged >= waited * 1e6 - 50
+        longer.append(exchanged / (waited * 1e6))
         assert pulls[number]["ts"] + pulls[number]["dur"] <= step["t"] * 1e6 + 50
-    total = sum(pulls[step["step"]]["ts"] + pulls[step["step"]]["dur"] - push[step["step"]]["ts"] for step in steps)
-    assert total == pytest.approx(1e6 * sum(s["push_s"] + s["wait_s"] + s["pull_s"] for s in steps), rel=0.05)
+    assert statistics.median(longer) < 1.25
 
 
 def test_a_servers_trace_has_the_times_of_its_metrics_file(finished: RecordedJob) -> None:
