@@ -148,7 +148,7 @@ void History::ObserveSlow(const v1::WorkerStatus& worker, SeenWorker& seen, uint
     AddEvent(unix_ms, "slow",
              absl::StrCat(seen.name, " is slow: it makes ", SpokenRate(worker.steps_per_s()),
                           " steps/s, less than half of what the median rank makes"));
-  } else {
+  } else if (!worker.done()) {
     AddEvent(unix_ms, "goes on", absl::StrCat(seen.name, " is no longer slow"));
   }
   seen.slow = worker.slow();
