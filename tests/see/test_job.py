@@ -102,7 +102,9 @@ def test_after_the_chief_died_all_stays(browser: Browser, real_job: ObservedJob)
 
 
 def test_the_end_of_a_job_is_seen_before_its_servers_go(browser: Browser, tmp_path: Path) -> None:
-    job = ObservedJob(tmp_path, workers=2, worker_flags=("--steps=1500", "--batch_size=20"))
+    # Slow enough for a browser to open its page in the meantime.
+    flags = ("--steps=800", "--batch_size=20", "--experiment_step_time=10ms")
+    job = ObservedJob(tmp_path, workers=2, worker_flags=flags)
     try:
         open_page(browser, job.pages[0])
         browser.wait("document.querySelectorAll('#workers tbody tr').length === 2")

@@ -219,7 +219,8 @@ TEST_CASE("The metrics of 1,000 ranks are made in a moment") {
     ms.push_back(ThreadCpuMs() - began_ms);
   }
   std::sort(ms.begin(), ms.end());
-  std::cout << "metrics of 1,000 ranks: " << ms[5] << " ms of one processor (median of 11), " << bytes << " bytes" << std::endl;
+  std::cout << "metrics of 1,000 ranks: " << ms[5] << " ms of one processor (median of 11), " << bytes << " bytes"
+            << std::endl;
   CHECK(ms[5] < 60);  // The aim is 20 ms; sanitizers and slow machines take longer.
 }
 
