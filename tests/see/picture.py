@@ -16,8 +16,8 @@ from PIL import Image
 from browser import Browser
 from observed_job import ObservedJob
 
-TRAINED_S = 45.0
-WIDTH, HEIGHT = 1200, 1480
+TRAINED_S = 40.0
+WIDTH, HEIGHT = 1200, 1450
 COLOURS = 200
 PAUSED_S = 0.06  # The slow worker computes half of the time.
 

@@ -180,7 +180,7 @@ export function showTop(job) {
 export function showGone(reason, sinceMs, job, retryMs) {
   const finished = job && ended(job);
   setText($('gone-title'), finished ? `The job has ${job.phase === 'failed' ? 'failed' : 'ended'}, and its server with it` : job ? 'The server does not answer' : 'Nothing to show yet: the server does not answer');
-  setText($('gone-text'), `${job ? `Since ${clockTime(sinceMs)}: ${reason}. All that you see is as it was then.` : `${reason}.`} The page asks again every ${retryMs > 1000 ? shortDuration(retryMs / 1000) : 'second'}.`);
+  setText($('gone-text'), `${job ? `Since ${clockTime(sinceMs)}${finished ? ' nothing answers' : `: ${reason}`}. All that you see is as it was then.` : `${reason}.`} The page asks again every ${retryMs > 1000 ? shortDuration(retryMs / 1000) : 'second'}.`);
   setHidden($('gone'), false);
   if (!finished) showState('gone');
   setText($('freshness'), job ? `as of ${clockTime(sinceMs)}` : '');
