@@ -17,6 +17,7 @@ namespace {
 
 constexpr size_t kNamed = 4;               // More workers than these are given by number.
 constexpr double kSlowStepTimes = 10;      // A step that took so many times what a step takes is an event.
+constexpr double kSlowStepLeast_s = 0.1;   // What is shorter is no news, as in a worker's log.
 constexpr size_t kSlowStepsAtOnce = 3;     // In one snapshot.
 constexpr uint64_t kSlowAgainMs = 60'000;  // A rank is said to be slow no more often.
 
@@ -274,7 +275,7 @@ void History::ObserveSlowSteps(const v1::StatusReply& status, uint64_t unix_ms) 
     const std::pair<uint32_t, uint64_t> key = {each.rank(), each.step().unix_ms()};
     slowest.insert(key);
     const double seconds = each.step().seconds();
-    const bool slow = usual > 0 && seconds > kSlowStepTimes * usual;
+    const bool slow = usual > 0 && seconds > std::max(kSlowStepTimes * usual, kSlowStepLeast_s);
     if (!slow || seen_->slowest.contains(key) || told == kSlowStepsAtOnce) continue;
     ++told;
     const std::string times = DescribeTimes(each.step().times());

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <thread>
 
@@ -113,9 +114,10 @@ TEST_CASE("A job that failed is not healthy, and says why") {
 
 TEST_CASE("A page goes at once, unless its job has ended and a browser is yet to see that") {
   const auto page = StartPage();
-  const auto seconds_to_go = [&page] {
+  std::stop_source stop;
+  const auto seconds_to_go = [&] {
     const TimePoint began = Now();
-    page->AwaitLastLook();
+    page->AwaitLastLook(stop.get_token());
     return std::chrono::duration<double>(Now() - began).count();
   };
   page->Observe(ChiefSnapshot(1));
@@ -127,12 +129,14 @@ TEST_CASE("A page goes at once, unless its job has ended and a browser is yet to
   page->Observe(ended);
   CHECK(Ask(*page, "/metrics").status == 200);
   CHECK(seconds_to_go() > 1);
+  stop.request_stop();  // Whoever stops it does not wait for browsers.
+  CHECK(seconds_to_go() < 1);
 
   const auto unseen = StartPage();
   unseen->Observe(ended);
   CHECK(Await(*unseen, "/healthz", 200).status == 200);
   const TimePoint began = Now();
-  unseen->AwaitLastLook();
+  unseen->AwaitLastLook({});
   CHECK(Now() - began < std::chrono::seconds(1));
 }
 
