@@ -151,8 +151,8 @@ BatchedFile::~BatchedFile() {
 }
 
 bool BatchedFile::Append(std::string_view record) {
-  MutexLock lock(state_->mutex);
   State& state = *state_;
+  MutexLock lock(state.mutex);
   if (state.full || state.queued.size() + record.size() > kMaxQueuedBytes) {
     ++state.dropped;
     return false;

@@ -80,8 +80,8 @@ std::string HelpText(const ProgramHelp& help) {
 
 std::string ManPage(const ProgramHelp& help, const std::string& version) {
   std::string page = absl::StrCat(".TH ", absl::AsciiStrToUpper(help.program), " 1 \"\" \"", Roff(help.program), " ",
-                                  Roff(version), "\"\n.SH NAME\n", Roff(help.program), " \\- ", Roff(help.summary),
-                                  "\n.SH SYNOPSIS\n.B ", Roff(help.program), "\n[\\fIflags\\fR]",
+                                  Roff(version), "\"\n.ad l\n.SH NAME\n", Roff(help.program), " \\- ",
+                                  Roff(help.summary), "\n.SH SYNOPSIS\n.B ", Roff(help.program), "\n[\\fIflags\\fR]",
                                   help.commands.empty() ? "" : " \\fICOMMAND\\fR [\\fIarguments\\fR]", "\n");
   if (!help.commands.empty()) absl::StrAppend(&page, ".SH COMMANDS\n");
   for (const CommandHelp& command : help.commands) {

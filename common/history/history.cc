@@ -98,7 +98,7 @@ void History::Observe(const v1::StatusReply& status, double unix_s) {
     last_t_ = std::max(last_t_, before_s_ + running_s);
   }
   const double t = last_t_;
-  if (!seen_.has_value()) seen_.emplace();
+  if (!seen_.has_value()) seen_ = Seen();
   ObservePhase(status, unix_ms);
   ObserveWorkers(status, unix_ms);
   ObserveStuck(status, unix_ms);

@@ -215,7 +215,8 @@ std::string Spoken(double seconds) {
 
 std::string SpokenRate(double rate) {
   if (!std::isfinite(rate) || rate < 0) return "an unknown number of";
-  return rate < 99.95 ? absl::StrFormat("%.3g", rate) : Grouped(static_cast<uint64_t>(std::min(rate, 1e18) + 0.5));
+  return rate < 99.95 ? absl::StrFormat("%.3g", rate)
+                      : Grouped(static_cast<uint64_t>(std::llround(std::min(rate, 1e18))));
 }
 
 std::string WorkerName(const v1::WorkerStatus& worker) {

@@ -110,13 +110,14 @@ void ChiefCore::OnShardGone(uint32_t shard, uint64_t connection, TimePoint now) 
 
 void ChiefCore::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint now) {
   std::optional<std::vector<ToShard>> received = shard_streams_.Receive(shard, report);
-  if (received.has_value()) Add(*std::move(received));
+  const bool is_new = received.has_value();
+  if (is_new) Add(*std::move(received));
   if (report.has_status()) {  // It says nothing else.
     v1::ShardStatusReply status = report.status();
     status.set_shard(shard);
     return job_.progress().OnShardStatus(std::move(status));
   }
-  if (!received.has_value()) return;
+  if (!is_new) return;
   const JobState::ReportOutcome outcome = job_.OnReport(shard, report, now);
   TellDecisions(outcome.decided);
   for (const v1::NormTotals& totals : outcome.norms) {

@@ -220,6 +220,7 @@ void JobProgress::FindSlow(const Membership& members, TimePoint now) {
   }
   if (rates.size() < 2) return;
   std::vector<double> values;
+  values.reserve(rates.size());
   for (const auto& [rank, rate] : rates) values.push_back(rate);
   const double limit = kSlowShare * Middle(std::move(values));
   for (const auto& [rank, rate] : rates) {

@@ -55,6 +55,7 @@ TEST_CASE("The man page says the same, and groff has nothing to complain of") {
   std::ofstream(folder.File("page")) << page;
   const std::string shown =
       OutputOf("groff -man -ww -Kutf8 -Tutf8 " + folder.File("page") + " 2>&1 | sed 's/\x1b\\[[0-9;]*m//g'");
+  INFO(shown);
   CHECK(shown.find("warning") == std::string::npos);
   CHECK(shown.find("it's \\ short") != std::string::npos);
   CHECK(shown.find(".HOST or 'unix'") != std::string::npos);
