@@ -386,6 +386,7 @@ absl::StatusOr<std::string> MergeTraces(const std::vector<std::string>& paths, c
   PS_RETURN_IF_ERROR(CheckWritable("output", output));
   PS_ASSIGN_OR_RETURN(const std::vector<TraceContent> contents, ReadContents(paths));
   std::vector<TraceClock> clocks;
+  clocks.reserve(contents.size());
   for (const TraceContent& content : contents) clocks.push_back(content.clock);
   const std::vector<AlignedClock> aligned = AlignClocks(clocks);
   const auto by_offset = [](const AlignedClock& a, const AlignedClock& b) { return a.offset_us < b.offset_us; };

@@ -17,7 +17,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-StepRecord Step(int64_t batch, uint64_t step, uint32_t samples = 10, bool local = false) {
+StepRecord StepOf(int64_t batch, uint64_t step, uint32_t samples = 10, bool local = false) {
   return {.batch = batch,
           .samples = samples,
           .computed = {.loss = 0.5, .forward_s = 0.2, .backward_s = 0.4},
@@ -49,15 +49,15 @@ TEST_CASE("Each step's loss is a scalar, and once a second speed and the mean se
   const TimePoint start;
   StepScalars scalars(start);
   const ExposedTimes exposed = {.push_s = 0.01, .wait_s = 0.02, .pull_s = 0.03};
-  CHECK(ByTag(scalars.Add(Step(0, 0), exposed, start + milliseconds(400))) ==
+  CHECK(ByTag(scalars.Add(StepOf(0, 0), exposed, start + milliseconds(400))) ==
         std::map<std::string, double>{{"loss/train", 0.5}});
-  CHECK(scalars.Add(Step(1, 1, /*samples=*/0), {}, start + milliseconds(900)).empty());
-  const auto second = ByTag(scalars.Add(Step(2, 2), exposed, start + milliseconds(2000)));
+  CHECK(scalars.Add(StepOf(1, 1, /*samples=*/0), {}, start + milliseconds(900)).empty());
+  const auto second = ByTag(scalars.Add(StepOf(2, 2), exposed, start + milliseconds(2000)));
   CHECK(second.at("speed/samples_per_s") == Approx(10));
   CHECK(second.at("speed/steps_per_s") == Approx(1.5));
   CHECK(second.at("seconds/backward") == Approx(0.4));
   CHECK(second.at("seconds/wait") == Approx(0.04 / 3));
-  CHECK(ByTag(scalars.Add(Step(3, 3), exposed, start + milliseconds(2999))).size() == 1);
+  CHECK(ByTag(scalars.Add(StepOf(3, 3), exposed, start + milliseconds(2999))).size() == 1);
 }
 
 TEST_CASE("A worker's curves are in its rank's folder, by step, and evaluations are in curves of their split") {
@@ -68,7 +68,7 @@ TEST_CASE("A worker's curves are in its rank's folder, by step, and evaluations 
     auto records = TrainingRecords::Open(options);
     REQUIRE(records.ok());
     REQUIRE((*records)->Begin(2, "default").ok());
-    (*records)->OnStep(Step(8, 7), {}, Now());
+    (*records)->OnStep(StepOf(8, 7), {}, Now());
     (*records)->OnEvaluated("test", {.step = 8, .version = 8}, {.loss = 0.25, .accuracy = 0.75});
     (*records)->OnEvaluated("validation", {.step = 8, .version = 8}, {.loss = 0.125, .accuracy = std::nullopt});
   }
@@ -89,7 +89,7 @@ TEST_CASE("Where a worker takes steps by itself, curves go by batches, and evalu
     REQUIRE(records.ok());
     REQUIRE((*records)->Begin(0, "default").ok());
     for (int64_t batch = 0; batch < 6; ++batch) {
-      (*records)->OnStep(Step(batch, static_cast<uint64_t>(batch) / 3, 10, /*local=*/true), {}, Now());
+      (*records)->OnStep(StepOf(batch, static_cast<uint64_t>(batch) / 3, 10, /*local=*/true), {}, Now());
     }
     (*records)->OnEvaluated("test", {.step = 1, .version = 1}, {.loss = 0.25, .accuracy = std::nullopt});
   }
@@ -106,11 +106,11 @@ TEST_CASE("A worker that has joined again under another rank goes on in that ran
     auto records = TrainingRecords::Open(options);
     REQUIRE(records.ok());
     REQUIRE((*records)->Begin(0, "default").ok());
-    (*records)->OnStep(Step(1, 1), {}, Now());
+    (*records)->OnStep(StepOf(1, 1), {}, Now());
     REQUIRE((*records)->Begin(0, "default").ok());
     (*records)->OnRolledBack(1);
     REQUIRE((*records)->Begin(3, "default").ok());
-    (*records)->OnStep(Step(5, 5), {}, Now());
+    (*records)->OnStep(StepOf(5, 5), {}, Now());
   }
   CHECK(Curves(folder.File("rank-0"))["loss/train"].size() == 1);
   CHECK(Curves(folder.File("rank-3"))["loss/train"] == std::map<int64_t, double>{{5, 0.5}});
@@ -135,7 +135,7 @@ TEST_CASE("A step in the trace is its forward and backward pass, and what follow
     REQUIRE(records.ok());
     REQUIRE((*records)->Begin(0, "default").ok());
     for (const uint64_t step : {6, 7, 8}) {
-      StepRecord record = Step(static_cast<int64_t>(step), step);
+      StepRecord record = StepOf(static_cast<int64_t>(step), step);
       const TimePoint now = Now();
       record.computed.began = now;
       record.computed.turned = now + milliseconds(200);
