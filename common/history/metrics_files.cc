@@ -34,8 +34,9 @@ constexpr size_t kMaxProblems = 3;    // Of a file that are told.
 constexpr size_t kMaxFiles = 4096;    // Of a run.
 constexpr size_t kMaxShownPath = 200;
 constexpr double kMaxUnixSeconds = 1e11;
-constexpr size_t kPiece = 512 << 10;  // Of an earlier run is read at once: that takes some ten milliseconds.
-constexpr double kLookedAt_s = 10;    // Who looks at a run asks each few seconds.
+constexpr size_t kPiece = 512 << 10;          // Of an earlier run is read at once: that takes some ten milliseconds.
+constexpr size_t kMaxPassedOver = 256 << 10;  // Of lines that say nothing, at once.
+constexpr double kLookedAt_s = 10;            // Who looks at a run asks each few seconds.
 
 // A file's whole lines, one after another, as they come.
 class MetricsTail {
@@ -53,6 +54,8 @@ class MetricsTail {
   const std::string& path() const { return path_; }
   // Whether the file is shorter than what was read of it: another run has taken its place.
   bool WasCut() const;
+  // The last Next ended early, since it had passed over much: there may be more.
+  bool has_more() const { return has_more_; }
 
  private:
   // False: there is nothing more.
@@ -65,6 +68,7 @@ class MetricsTail {
   size_t begin_ = 0;
   size_t searched_ = 0;  // No line ends before.
   bool too_long_ = false;
+  bool has_more_ = false;
   int64_t line_number_ = 0;
   size_t told_ = 0;
   std::optional<double> unix_zero_;  // When the writer's `t` was 0.
@@ -110,6 +114,8 @@ bool MetricsTail::Fill(size_t& read, std::vector<std::string>& problems) {
 }
 
 std::optional<MetricsTail::Line> MetricsTail::Next(size_t& read, std::vector<std::string>& problems) {
+  const size_t read_before = read;
+  has_more_ = false;
   while (true) {
     const size_t end = text_.find('\n', searched_);
     if (end == std::string::npos) {
@@ -118,7 +124,8 @@ std::optional<MetricsTail::Line> MetricsTail::Next(size_t& read, std::vector<std
         too_long_ = true;
         begin_ = searched_;
       }
-      if (!Fill(read, problems)) return std::nullopt;
+      has_more_ = read - read_before >= kMaxPassedOver;
+      if (has_more_ || !Fill(read, problems)) return std::nullopt;
       continue;
     }
     const std::string_view text = std::string_view(text_).substr(begin_, end - begin_);
@@ -252,7 +259,7 @@ absl::StatusOr<bool> MetricsRun::Update(size_t max_bytes, double now_unix_s) {
   if (!begun_ || cut) Begin(now_unix_s);
   PS_RETURN_IF_ERROR(Find());
   size_t read = 0;
-  for (size_t tail = 0; tail < tails_.size(); ++tail) {
+  for (size_t tail = 0; tail < tails_.size() && read < max_bytes; ++tail) {
     if (!next_.contains(tail)) Await(tail, read);
   }
   while (!waiting_.empty() && read < max_bytes) {
@@ -263,7 +270,8 @@ absl::StatusOr<bool> MetricsRun::Update(size_t max_bytes, double now_unix_s) {
     record_->Add(Printable(tails_[tail].path(), kMaxShownPath), line.unix_s, line.fields);
     Await(tail, read);
   }
-  const bool more = !waiting_.empty();
+  const bool more = !waiting_.empty() || read >= max_bytes ||
+                    std::any_of(tails_.begin(), tails_.end(), [](const MetricsTail& tail) { return tail.has_more(); });
   record_->Look(more || record_->ended() ? newest_unix_s_ : std::max(newest_unix_s_, now_unix_s));
   return more;
 }

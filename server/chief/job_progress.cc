@@ -19,7 +19,7 @@ constexpr size_t kMedianSteps = 101;  // It is the median of so many.
 constexpr size_t kMaxSlowest = 32;
 constexpr int kMaxSlowestOfReport = 4;
 constexpr size_t kMaxSplits = 8;
-constexpr std::chrono::seconds kLossTime(10);      // What a worker told longer ago is not the job's loss any more.
+constexpr std::chrono::seconds kLossTime(10);      // What was told so long before the newest is not the job's loss.
 constexpr double kLossSteps = 3;                   // Unless a step takes that long.
 constexpr uint64_t kMaxCount = uint64_t{1} << 53;  // What readers of JSON can tell from its neighbours.
 constexpr size_t kMaxWordBytes = 64;               // The name of a device, a link or a split is no longer.
@@ -144,6 +144,10 @@ void JobProgress::OnReport(const Member& member, const v1::WorkerReport& told, T
   for (v1::Evaluation* const evaluation : {report.mutable_evaluation(), report.mutable_other_evaluation()}) {
     if (evaluation->split().empty()) continue;
     evaluation->set_split(Printable(evaluation->split(), kMaxWordBytes));
+    evaluation->set_step(std::min(evaluation->step(), kMaxCount));
+    evaluation->set_version(std::min(evaluation->version(), kMaxCount));
+    evaluation->set_samples(std::min(evaluation->samples(), kMaxCount));
+    if (!(evaluation->accuracy() >= 0 && evaluation->accuracy() <= 1)) evaluation->clear_accuracy();
     const auto known = evaluations_.find(evaluation->split());
     if (known == evaluations_.end() && evaluations_.size() >= kMaxSplits) continue;
     if (known != evaluations_.end() && known->second.step() > evaluation->step()) continue;
@@ -167,6 +171,8 @@ void JobProgress::AddSlowest(uint32_t rank, const v1::WorkerReport& report) {
     step.set_rank(rank);
     *step.mutable_step() = report.slowest(i);
     step.mutable_step()->set_seconds(NotNegative(step.step().seconds()));
+    step.mutable_step()->set_step(std::min(step.step().step(), kMaxCount));
+    step.mutable_step()->set_unix_ms(std::min(step.step().unix_ms(), kMaxCount));
     PutRight(*step.mutable_step()->mutable_times());
     const auto place = std::find_if(slowest_.begin(), slowest_.end(), [&](const v1::SlowestStep& each) {
       return each.step().seconds() < step.step().seconds();
@@ -182,9 +188,9 @@ void JobProgress::OnShardStatus(v1::ShardStatusReply status) {
 }
 
 void JobProgress::Look(const Membership& members, TimePoint now) {
-  if (now - looked_ < kLookEvery) return;
+  if (now - looked_ < kLookEvery || ended_at_.has_value()) return;
   looked_ = now;
-  if (const auto loss = Loss(now); loss.has_value()) last_loss_ = loss;
+  if (const auto loss = Loss(); loss.has_value()) last_loss_ = loss;
   last_all_steps_ = AllSteps();
   std::erase_if(workers_, [&](const auto& entry) {
     const auto member = members.members().find(entry.first);
@@ -258,11 +264,15 @@ uint64_t JobProgress::AllSteps() const {
   return all > 0 ? all : last_all_steps_;
 }
 
-std::optional<v1::LossRange> JobProgress::Loss(TimePoint now) const {
+std::optional<v1::LossRange> JobProgress::Loss() const {
   const double fresh_s = std::max(Seconds(kLossTime), kLossSteps * MedianStep());
+  TimePoint newest;
+  for (const auto& [rank, worker] : workers_) {
+    if (worker.loss.has_value()) newest = std::max(newest, worker.loss_at);
+  }
   std::optional<v1::LossRange> loss;
   for (const auto& [rank, worker] : workers_) {
-    if (!worker.loss.has_value() || Seconds(now - worker.loss_at) > fresh_s) continue;
+    if (!worker.loss.has_value() || Seconds(newest - worker.loss_at) > fresh_s) continue;
     loss = loss.has_value() ? Together(*loss, *worker.loss) : *worker.loss;
   }
   return loss.has_value() ? loss : last_loss_;
@@ -304,6 +314,7 @@ JobCounts JobProgress::counts() const {
 }
 
 void JobProgress::Fill(const Membership& members, TimePoint now, v1::ProgressStatus& progress) const {
+  now = std::min(now, ended_at_.value_or(now));  // What it was at its end, it stays.
   const JobCounts all = counts();
   progress.set_rollbacks(all.rollbacks);
   progress.set_worker_losses(all.worker_losses);
@@ -312,7 +323,7 @@ void JobProgress::Fill(const Membership& members, TimePoint now, v1::ProgressSta
   progress.set_step(terms_.synchronous ? version_ : highest_step_);
   progress.set_all_steps(AllSteps());
   progress.set_samples(Samples());
-  if (const auto loss = Loss(now); loss.has_value()) *progress.mutable_loss() = *loss;
+  if (const auto loss = Loss(); loss.has_value()) *progress.mutable_loss() = *loss;
   for (const auto& [split, evaluation] : evaluations_) *progress.add_evaluations() = evaluation;
   progress.mutable_slowest()->Add(slowest_.begin(), slowest_.end());
   if (!running_since_.has_value()) return;
@@ -336,6 +347,7 @@ std::map<uint32_t, double> JobProgress::HeldUp() const {
 }
 
 void JobProgress::FillWorker(const Member& member, TimePoint now, v1::WorkerStatus& status) const {
+  now = std::min(now, ended_at_.value_or(now));
   status.set_busy_with(member.busy_with);
   const auto worker = workers_.find(member.rank);
   if (worker == workers_.end() || worker->second.incarnation != member.incarnation) return;

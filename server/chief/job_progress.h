@@ -64,6 +64,10 @@ class JobProgress {
 
   // The job runs from this version on, for which so many samples had passed.
   void OnRunning(uint64_t version, uint64_t samples, TimePoint now);
+  // The job has ended: nothing of it changes any more.
+  void OnEnded(TimePoint now) {
+    if (!ended_at_.has_value()) ended_at_ = now;
+  }
   // All shards have made this version.
   void OnVersion(uint64_t version, TimePoint now);
   // Some rank has made so many steps, and none more.
@@ -111,7 +115,7 @@ class JobProgress {
   static uint64_t StepsOf(const Worker& worker, const Member& member);
   double RateOf(const Member& member, TimePoint now) const;
   uint64_t Samples() const;
-  std::optional<v1::LossRange> Loss(TimePoint now) const;
+  std::optional<v1::LossRange> Loss() const;
   // The largest budget of those who are there.
   uint64_t AllSteps() const;
   double LeftSeconds(const Membership& members, TimePoint now) const;
@@ -122,6 +126,7 @@ class JobProgress {
   const Terms terms_;
   JobCounts counts_;  // Without the reports that present members have dropped.
   std::optional<TimePoint> running_since_;
+  std::optional<TimePoint> ended_at_;
   uint64_t version_ = 0;
   TimePoint last_version_;    // When it was made, or the job began to run.
   TimePoint last_batches_;    // Some worker has told of more of them.

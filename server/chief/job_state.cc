@@ -766,6 +766,7 @@ bool JobState::CheckTimes(TimePoint now, const std::function<bool(const Member&)
                                             " (--progress_timeout)", waiting_for.empty() ? "" : ": ", waiting_for));
   }
   CheckRestoring(now);
+  if (ended()) progress_.OnEnded(now);
   progress_.Look(members_, now);
   SayStuck(now);
   return !lost.empty() || ended() || NothingIsLeft() || has_newcomers_ ||

@@ -220,8 +220,12 @@ void AddProgress(const v1::StatusReply& job, Families& families) {
                  "evaluation of each split.");
   if (progress.has_loss()) families.Add(progress.loss().mean(), {{"split", "train"}});
   // What an evaluation says of the training split is another number.
-  const auto split_of = [](const v1::Evaluation& evaluation) {
-    return evaluation.split() == "train" ? std::string("train_evaluation") : evaluation.split();
+  const bool taken = std::any_of(progress.evaluations().begin(), progress.evaluations().end(),
+                                 [](const v1::Evaluation& each) { return each.split() == "train_evaluation"; });
+  const auto split_of = [taken](const v1::Evaluation& evaluation) {
+    // Where somebody calls another split so, that has the name to itself.
+    const char* const name = taken ? "train_evaluation_2" : "train_evaluation";
+    return evaluation.split() == "train" ? std::string(name) : evaluation.split();
   };
   for (const v1::Evaluation& each : progress.evaluations()) families.Add(each.loss(), {{"split", split_of(each)}});
   families.Gauge("ps_accuracy_ratio", "The accuracy of the last evaluation of each split, 0 to 1.");

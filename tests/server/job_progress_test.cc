@@ -191,6 +191,18 @@ TEST_CASE("The loss of a worker that tells none any more is the job's only until
   CHECK(job.Status().loss().mean() == Approx(1));  // The last that is known.
 }
 
+TEST_CASE("What a job was at its end it stays") {
+  Watched job;
+  for (int second = 0; second < 20; ++second) job.Second({4, 4, 4, 4}, 4);
+  job.progress.OnEnded(job.now);
+  job.now += std::chrono::minutes(5);
+  job.progress.OnEnded(job.now);
+  job.progress.Look(job.members, job.now);
+  CHECK(job.Status().running_s() == 20);
+  CHECK(job.Status().steps_per_s() == Approx(4));
+  CHECK(job.Worker(0).steps_per_s() == Approx(4));
+}
+
 TEST_CASE("Samples are those of the pushes, as long as workers tell of fewer") {
   Watched job;
   v1::ShardStatusReply shard;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <span>
@@ -384,6 +385,11 @@ absl::Status AddEvents(const TraceContent& content, double offset_us, double end
 absl::StatusOr<std::string> MergeTraces(const std::vector<std::string>& paths, const std::string& output,
                                         uint64_t max_bytes) {
   PS_RETURN_IF_ERROR(CheckWritable("output", output));
+  for (const std::string& path : paths) {
+    std::error_code unknown;
+    if (!std::filesystem::equivalent(path, output, unknown)) continue;
+    return InvalidArgument("--output=", Printable(output, 200), ": is one of the files to be merged");
+  }
   PS_ASSIGN_OR_RETURN(const std::vector<TraceContent> contents, ReadContents(paths));
   std::vector<TraceClock> clocks;
   clocks.reserve(contents.size());

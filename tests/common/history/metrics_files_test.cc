@@ -270,6 +270,20 @@ TEST_CASE("Earlier runs are the folders with metrics files, and no name leads ou
   CHECK(EarlierRuns(folder.path("none")).Names().empty());
 }
 
+TEST_CASE("Lines that say nothing are read in pieces, too") {
+  Folder folder;
+  std::string lines;
+  for (int step = 0; step < 20'000; ++step) lines += StepLine(0, step, 1);
+  folder.Append("w0.jsonl", lines + WorkerStart(0, "bsp") + StepLine(0, 0, 1));  // The first of them have no start.
+  MetricsReader reader("run", {folder.path()});
+  int pieces = 1;
+  absl::StatusOr<bool> more = reader.Update(1000, kBegan + 2);
+  for (; more.ok() && *more; ++pieces) more = reader.Update(1000, kBegan + 2);
+  REQUIRE(more.ok());
+  CHECK(pieces > 3);
+  CHECK(reader.Status().progress().step() == 1);
+}
+
 TEST_CASE("Only so many earlier runs are looked at at the same time, and another one when one is left") {
   Folder folder;
   for (size_t i = 0; i <= EarlierRuns::kMaxKept; ++i) {

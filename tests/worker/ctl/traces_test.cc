@@ -228,5 +228,12 @@ TEST_CASE("Traces of different jobs are not merged") {
   CHECK(traces.Refusal() == second + ": it is of the job two, and " + first + " of one");
 }
 
+TEST_CASE("A merged trace takes the place of none of those that it is made of") {
+  Traces traces;
+  const std::string path = traces.Add("[\n" + About("shard", 0, "a", 0));
+  CHECK(Message(MergeTraces(traces.paths, path).status()) == "--output=" + path + ": is one of the files to be merged");
+  CHECK(ReadFile(path).find("ps_process") != std::string::npos);
+}
+
 }  // namespace
 }  // namespace ps
