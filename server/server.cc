@@ -177,6 +177,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   server->metrics_->Begin(/*append=*/server->restored_ || server->lineage_.again, start);
   server->health_->SetServing(true);  // It has its place in the job.
   if (server->chief_ != nullptr) server->beat_ = std::thread([self = server.get()] { self->Beat(); });
+  server->TellPage(Now());  // So that it shows something to whoever asks at once.
   server->ticker_ = std::thread([self = server.get()] { self->Tick(); });
   return server;
 }

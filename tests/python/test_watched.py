@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from typing import Any
@@ -36,8 +37,13 @@ class WatchedServers(ServerProcesses):
         """The job, once this holds of it."""
         end = time.monotonic() + WAIT_S
         while True:
-            with urllib.request.urlopen(f"{self.page}/api/v1/job", timeout=WAIT_S) as answer:
-                job: dict[str, Any] = json.load(answer)
+            job: dict[str, Any] = {"workers": []}
+            try:
+                with urllib.request.urlopen(f"{self.page}/api/v1/job", timeout=WAIT_S) as answer:
+                    job = json.load(answer)
+            except urllib.error.HTTPError as error:
+                if error.code != 503:  # It is starting.
+                    raise
             if job["workers"] and holds(job):
                 return job
             assert time.monotonic() < end, job
