@@ -316,6 +316,7 @@ std::vector<std::string> EarlierRuns::Names() const {
   std::sort(found.rbegin(), found.rend());
   if (found.size() > kMaxNamed) found.resize(kMaxNamed);
   std::vector<std::string> names;
+  names.reserve(found.size());
   for (auto& [written, name] : found) names.push_back(std::move(name));
   return names;
 }
