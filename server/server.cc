@@ -18,6 +18,7 @@
 #include "common/grpc_call.h"
 #include "common/optimizers/optimizer.h"
 #include "common/status.h"
+#include "server/base/unix_time.h"
 #include "server/transport/control_service.h"
 #include "server/transport/reflection_service.h"
 
@@ -330,12 +331,8 @@ void Server::TellPage(TimePoint now) {
 }
 
 PageSnapshot Server::SnapshotForPage(TimePoint now) const {
-  PageSnapshot snapshot{.unix_ms = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
-                                                             std::chrono::system_clock::now().time_since_epoch())
-                                                             .count()),
-                        .shard = ShardStatus(),
-                        .address = AdvertisedAddress(),
-                        .health = Health()};
+  PageSnapshot snapshot{
+      .unix_ms = UnixMs(), .shard = ShardStatus(), .address = AdvertisedAddress(), .health = Health()};
   if (chief_ != nullptr) snapshot.job = chief_->Status(now);
   return snapshot;
 }

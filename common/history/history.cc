@@ -98,7 +98,6 @@ void History::Observe(const v1::StatusReply& status, double unix_s) {
     last_t_ = std::max(last_t_, before_s_ + running_s);
   }
   const double t = last_t_;
-  if (!seen_.has_value()) seen_ = Seen();
   ObservePhase(status, unix_ms);
   ObserveWorkers(status, unix_ms);
   ObserveStuck(status, unix_ms);
@@ -111,16 +110,16 @@ void History::Observe(const v1::StatusReply& status, double unix_s) {
 
 void History::ObservePhase(const v1::StatusReply& status, uint64_t unix_ms) {
   const v1::ProgressStatus& progress = status.progress();
-  const bool again = seen_->generation != 0 && status.generation() != seen_->generation;
-  if (again || progress.rollbacks() > seen_->rollbacks) {
+  const bool again = seen_.generation != 0 && status.generation() != seen_.generation;
+  if (again || progress.rollbacks() > seen_.rollbacks) {
     AddEvent(unix_ms, "rollback",
              absl::StrCat("the job went back to a checkpoint: generation ", status.generation(), ", step ",
                           Grouped(progress.step())));
   }
-  seen_->generation = status.generation();
-  seen_->rollbacks = progress.rollbacks();
-  if (status.phase() == seen_->phase) return;
-  seen_->phase = status.phase();
+  seen_.generation = status.generation();
+  seen_.rollbacks = progress.rollbacks();
+  if (status.phase() == seen_.phase) return;
+  seen_.phase = status.phase();
   std::string text = absl::StrCat("the job is ", PhaseName(status.phase()));
   if (status.phase() == v1::PHASE_FAILED) text = absl::StrCat("the job failed: ", status.failure());
   if (status.phase() == v1::PHASE_GATHERING && !status.waiting_for().empty()) {
@@ -163,13 +162,13 @@ void History::ObserveSlow(const v1::WorkerStatus& worker, SeenWorker& seen, uint
 void History::ObserveWorkers(const v1::StatusReply& status, uint64_t unix_ms) {
   std::map<uint32_t, std::string> joined, suspect, done, lost, left;
   std::set<uint32_t> present;
-  const bool any_lost = status.progress().worker_losses() > seen_->worker_losses;
+  const bool any_lost = status.progress().worker_losses() > seen_.worker_losses;
   const auto gone = [&](uint32_t rank, const SeenWorker& worker) {
     (any_lost && !worker.done ? lost : left)[rank] = worker.name;
   };
   for (const v1::WorkerStatus& worker : status.workers()) {
     present.insert(worker.rank());
-    SeenWorker& seen = seen_->workers[worker.rank()];
+    SeenWorker& seen = seen_.workers[worker.rank()];
     if (seen.incarnation != worker.incarnation() || seen.name.empty()) {
       if (!seen.name.empty()) gone(worker.rank(), seen);
       seen = {.incarnation = worker.incarnation(), .name = WorkerName(worker)};
@@ -180,62 +179,62 @@ void History::ObserveWorkers(const v1::StatusReply& status, uint64_t unix_ms) {
     seen.suspect = worker.suspect();
     seen.done = worker.done();
   }
-  for (auto each = seen_->workers.begin(); each != seen_->workers.end();) {
+  for (auto each = seen_.workers.begin(); each != seen_.workers.end();) {
     if (present.contains(each->first)) {
       ++each;
       continue;
     }
     gone(each->first, each->second);
     told_slow_ms_.erase(each->first);
-    each = seen_->workers.erase(each);
+    each = seen_.workers.erase(each);
   }
-  seen_->worker_losses = status.progress().worker_losses();
+  seen_.worker_losses = status.progress().worker_losses();
   AddOfWorkers(unix_ms, "lost", lost, "was lost", "were lost");
   AddOfWorkers(unix_ms, "left", left, "left", "left");
   AddOfWorkers(unix_ms, "joined", joined, "joined", "joined");
   AddOfWorkers(unix_ms, "suspect", suspect, "is not connected any more", "are not connected any more");
   AddOfWorkers(unix_ms, "done", done, "is done", "are done");
-  for (const v1::WorkerStatus& worker : status.workers()) ObserveSlow(worker, seen_->workers[worker.rank()], unix_ms);
+  for (const v1::WorkerStatus& worker : status.workers()) ObserveSlow(worker, seen_.workers[worker.rank()], unix_ms);
 }
 
 void History::ObserveStuck(const v1::StatusReply& status, uint64_t unix_ms) {
   const std::string& stuck = status.progress().stuck();
   const double now = static_cast<double>(unix_ms) / 1000;
-  if (!stuck.empty() && !seen_->stuck) {
+  if (!stuck.empty() && !seen_.stuck) {
     AddEvent(unix_ms, "stuck", stuck);
     stuck_since_unix_s_ = now - status.progress().since_version_s();
   }
-  if (stuck.empty() && seen_->stuck && status.phase() == v1::PHASE_RUNNING) {
+  if (stuck.empty() && seen_.stuck && status.phase() == v1::PHASE_RUNNING) {
     AddEvent(unix_ms, "goes on",
              absl::StrCat("the job goes on at step ", Grouped(status.progress().step()), ", after ",
                           Spoken(std::max(now - stuck_since_unix_s_, 0.0))));
   }
-  seen_->stuck = !stuck.empty();
+  seen_.stuck = !stuck.empty();
 }
 
 void History::ObserveCheckpoints(const v1::StatusReply& status, uint64_t unix_ms) {
   const v1::CheckpointStatus& checkpoints = status.checkpoints();
   if (!checkpoints.path().empty() &&
-      (checkpoints.path() != seen_->checkpoint || checkpoints.version() != seen_->checkpoint_version)) {
+      (checkpoints.path() != seen_.checkpoint || checkpoints.version() != seen_.checkpoint_version)) {
     AddEvent(unix_ms, "checkpoint",
              absl::StrCat("checkpoint of version ", Grouped(checkpoints.version()), ": ", checkpoints.path()));
   }
   const uint64_t failures = status.progress().checkpoint_failures();
-  if ((!checkpoints.failure().empty() && checkpoints.failure() != seen_->checkpoint_failure) ||
-      failures > seen_->checkpoint_failures) {
+  if ((!checkpoints.failure().empty() && checkpoints.failure() != seen_.checkpoint_failure) ||
+      failures > seen_.checkpoint_failures) {
     AddEvent(unix_ms, "checkpoint failed",
              absl::StrCat("a checkpoint failed",
                           checkpoints.failure().empty() ? "" : absl::StrCat(": ", checkpoints.failure())));
   }
-  seen_->checkpoint = checkpoints.path();
-  seen_->checkpoint_version = checkpoints.version();
-  seen_->checkpoint_failure = checkpoints.failure();
-  seen_->checkpoint_failures = failures;
+  seen_.checkpoint = checkpoints.path();
+  seen_.checkpoint_version = checkpoints.version();
+  seen_.checkpoint_failure = checkpoints.failure();
+  seen_.checkpoint_failures = failures;
 }
 
 void History::ObserveHyperparameters(const v1::StatusReply& status, uint64_t unix_ms) {
   for (const v1::Hyperparameter& each : status.hyperparameters()) {
-    const auto [found, is_new] = seen_->hyperparameters.try_emplace(each.name(), each.value());
+    const auto [found, is_new] = seen_.hyperparameters.try_emplace(each.name(), each.value());
     if (is_new || found->second == each.value()) continue;
     AddEvent(unix_ms, "hyperparameter set",
              absl::StrCat(each.name(), " is ", ExactText(each.value()), " now; it was ", ExactText(found->second)));
@@ -244,19 +243,19 @@ void History::ObserveHyperparameters(const v1::StatusReply& status, uint64_t uni
   if (!status.has_schedule()) return;
   const absl::StatusOr<Schedule> schedule = FromProto(status.schedule());
   const std::string text = schedule.ok() ? ToString(*schedule) : status.schedule().name();
-  if (!seen_->schedule.empty() && text != seen_->schedule) {
+  if (!seen_.schedule.empty() && text != seen_.schedule) {
     AddEvent(unix_ms, "hyperparameter set", absl::StrCat("the schedule is another one now: ", text));
   }
-  seen_->schedule = text;
+  seen_.schedule = text;
 }
 
 void History::ObserveEvaluations(const v1::StatusReply& status, double t, uint64_t unix_ms) {
   for (const v1::Evaluation& each : status.progress().evaluations()) {
     const SeenEvaluation now = {.step = each.step(), .version = each.version()};
-    const auto found = seen_->evaluations.find(each.split());
-    if (found != seen_->evaluations.end() && found->second == now) continue;
-    if (found == seen_->evaluations.end() && seen_->evaluations.size() == kMaxSeries) continue;
-    seen_->evaluations[each.split()] = now;
+    const auto found = seen_.evaluations.find(each.split());
+    if (found != seen_.evaluations.end() && found->second == now) continue;
+    if (found == seen_.evaluations.end() && seen_.evaluations.size() == kMaxSeries) continue;
+    seen_.evaluations[each.split()] = now;
     const uint64_t samples = SamplesAt(each, status.progress());
     AddObservation(absl::StrCat("loss.", each.split()), OneValue(each.loss(), t, each.step(), samples));
     if (each.has_accuracy()) {
@@ -276,20 +275,20 @@ void History::ObserveSlowSteps(const v1::StatusReply& status, uint64_t unix_ms) 
     slowest.insert(key);
     const double seconds = each.step().seconds();
     const bool slow = usual > 0 && seconds > std::max(kSlowStepTimes * usual, kSlowStepLeast_s);
-    if (!slow || seen_->slowest.contains(key) || told == kSlowStepsAtOnce) continue;
+    if (!slow || seen_.slowest.contains(key) || told == kSlowStepsAtOnce) continue;
     ++told;
     const std::string times = DescribeTimes(each.step().times());
     AddEvent(unix_ms, "slow step",
              absl::StrCat("rank ", each.rank(), " took ", Spoken(seconds), " for step ", Grouped(each.step().step()),
                           times.empty() ? "" : ": ", times));
   }
-  seen_->slowest = std::move(slowest);
+  seen_.slowest = std::move(slowest);
 }
 
 void History::ObserveSeries(const v1::StatusReply& status, double t) {
   const v1::ProgressStatus& progress = status.progress();
-  const bool advanced = progress.step() != seen_->step;
-  if (progress.has_loss() && (advanced || !SameLoss(progress.loss(), seen_->loss))) {
+  const bool advanced = progress.step() != seen_.step;
+  if (progress.has_loss() && (advanced || !SameLoss(progress.loss(), seen_.loss))) {
     const v1::LossRange& loss = progress.loss();
     AddObservation("loss", {.t = t,
                             .steps = progress.step(),
@@ -298,9 +297,9 @@ void History::ObserveSeries(const v1::StatusReply& status, double t) {
                             .least = loss.least(),
                             .largest = loss.largest(),
                             .weight = static_cast<double>(std::max<uint64_t>(loss.batches(), 1))});
-    seen_->loss = loss;
+    seen_.loss = loss;
   }
-  seen_->step = progress.step();
+  seen_.step = progress.step();
   if (status.phase() != v1::PHASE_RUNNING) return;
   AddObservation("samples_per_s", OneValue(progress.samples_per_s(), t, progress.step(), progress.samples()));
   AddObservation("steps_per_s", OneValue(progress.steps_per_s(), t, progress.step(), progress.samples()));

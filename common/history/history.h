@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -102,7 +101,7 @@ class History {
   uint32_t number_ = 0;  // Of the last observation.
   std::map<std::string, Series> series_;
   Events events_;
-  std::optional<Seen> seen_;
+  Seen seen_;
   // The job's time: for how long it has run, in all generations that were watched together.
   bool has_run_ = false;
   double last_t_ = 0;

@@ -102,7 +102,7 @@ ordered_json WorkerJson(const v1::WorkerStatus& worker) {
           {"dropped_reports", report.dropped_reports()}};
 }
 
-// Of each range, the one above all bounds last.
+// The count of each range; the range above all bounds comes last.
 ordered_json CountsJson(const google::protobuf::RepeatedField<uint64_t>& counts, size_t bounds) {
   ordered_json all = ordered_json::array();
   for (size_t i = 0; i <= bounds; ++i) {

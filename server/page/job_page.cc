@@ -10,6 +10,7 @@
 #include "common/http/job_site.h"
 #include "common/metrics.h"
 #include "common/status.h"
+#include "server/base/unix_time.h"
 #include "server/page/metric_families.h"
 #include "server/page/process_metrics.h"
 
@@ -22,12 +23,6 @@ constexpr std::chrono::seconds kMaxSilence(5);
 constexpr std::chrono::milliseconds kLooksAgain(3000);
 constexpr std::chrono::milliseconds kLastLook(1500);
 constexpr std::chrono::seconds kLookAtRuns(10);  // Which runs there are in a folder is looked up no more often.
-
-uint64_t UnixMs() {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
-          .count());
-}
 
 bool HasEnded(const PageSnapshot& snapshot) {
   const v1::Phase phase = snapshot.job.has_value() ? snapshot.job->phase() : v1::PHASE_UNSPECIFIED;

@@ -56,7 +56,7 @@ TEST_CASE("The time between a set's last two pushes is charged to the rank of th
   std::swap(pushes[0], pushes[1]);  // Sets are ascending by rank.
   shard.record.OnDecided(pushes, 3);
   CHECK(shard.HeldUp() == "2: 0.5");
-  // Of the next one others are enough: nobody has waited for who came last.
+  // Two pushes are enough for the next set: nobody has waited for who came last.
   pushes = {shard.Complete(0, milliseconds(1000)), shard.Complete(1, milliseconds(1250)),
             shard.Complete(2, milliseconds(9000))};
   shard.record.OnDecided(pushes, 2);

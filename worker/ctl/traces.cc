@@ -173,7 +173,7 @@ class TraceReader {
     return std::nullopt;
   }
   bool cut_off() const { return cut_off_; }
-  // Of the event that came last.
+  // The bytes of the event that came last.
   uint64_t bytes() const { return bytes_; }
 
  private:

@@ -261,7 +261,7 @@ absl::Status Trainer::Train() {
   return absl::OkStatus();
 }
 
-// Of runs that are handed out a worker takes its part, on the average.
+// A worker takes its part of the runs that are handed out, on the average.
 StepReports Trainer::Reports() const {
   const std::optional<LocalSteps>& local = client_->policy().local_steps;
   const double own = source_->own_batches_per_epoch() / static_cast<double>(source_->batches_per_epoch());

@@ -68,7 +68,7 @@ function nearest(data, x) {
   return found;
 }
 
-// Of each line the point that is nearest in x: lines have points at places of their own.
+// Finds the nearest point of each line in x: lines have points at places of their own.
 Chart.Interaction.modes.eachNearest = (chart, event) => {
   const area = chart.chartArea;
   if (event.x < area.left || event.x > area.right) return [];
@@ -141,7 +141,7 @@ function timeStep(seconds, width) {
   return steps.find((step) => seconds / step <= most) || Math.ceil(seconds / most / 86400) * 86400;
 }
 
-// Of lines that are all at one height: an axis that begins a little below and ends a little above.
+// If all lines are at one height, the axis begins a little below and ends a little above.
 function roomAround(all) {
   const values = all.flatMap(({points}) => points.flatMap(({least, mean, largest}) => [least, mean, largest])).filter(Number.isFinite);
   if (values.length === 0 || values.some((each) => each !== values[0])) return [];

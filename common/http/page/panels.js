@@ -72,12 +72,11 @@ export class LinePanel extends Panel {
       {title: 'Points', number: true, text: (row) => whole(row.points), hint: 'So many points of the chart are in this row'},
     ], (row) => `${row.line} ${row.place}`);
     this.fullText = text;
-    this.unit = options.unit || '';
     this.chart = new LineChart(this.canvas, {
       axisText: options.axisText || short, fullText: text, zero: options.zero});
     this.hidden = new Set();
     this.lines = [];
-    this.view = {axis: 'time', log: false};
+    this.view = {axis: 'time'};
     if (options.log) this.tools.prepend(this.logButton());
   }
 

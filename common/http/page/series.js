@@ -54,12 +54,5 @@ export function merged(points, rows) {
   return all;
 }
 
-// Lines of a chart from points: x by the axis; a mean that is not finite leaves a gap.
-export function lines(points, axis) {
-  const key = AXES[axis];
-  const of = (name) => points.map((each) => ({x: each[key], y: Number.isFinite(each[name]) ? each[name] : NaN}));
-  return {least: of('least'), mean: of('mean'), largest: of('largest')};
-}
-
 // Whether there is a band to be seen between least and largest.
 export const hasBand = (points) => points.some((each) => each.largest > each.least);

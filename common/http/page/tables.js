@@ -167,7 +167,7 @@ export class Tables {
   spread(distribution) {
     const bounds = this.job.seconds_bounds || [];
     const middle = quantile(distribution?.counts, bounds, 0.5);
-    // Of what is in the first range no more is known.
+    // No more is known of what is in the first range.
     const text = (seconds) => (seconds <= bounds[0] ? `< ${duration(bounds[0])}` : duration(seconds));
     return middle === null ? '–' : `${text(middle)}, ${text(quantile(distribution.counts, bounds, 0.95))}`;
   }

@@ -75,7 +75,7 @@ export function bytes(value) {
   return `${unit === 0 ? n : Number(n.toPrecision(3))} ${units[unit]}`;
 }
 
-// Of a ratio: "93.1 %".
+// Writes a ratio as "93.1 %".
 export function percent(value) {
   const n = number(value);
   if (n === null) return '–';
@@ -100,7 +100,7 @@ export function ranks(list) {
   return `ranks ${(list.length <= 3 ? named.slice(0, -1) : named).join(', ')} and ${last}`;
 }
 
-// Of a histogram's counts (one more than bounds): the value that `share` of all are at or under, interpolated in its
+// Takes a histogram's counts (one more than bounds), and gives the value that `share` of all are at or under, interpolated in its
 // range. Null: there are none.
 export function quantile(counts, bounds, share) {
   const all = (counts || []).reduce((sum, each) => sum + each, 0);
